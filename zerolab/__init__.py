@@ -1,0 +1,40 @@
+"""zerolab: how large models are trained, as an engine that reads like a book.
+
+Reading order is import order is chapter order:
+
+    errors records          0   what can go wrong; what is written down
+    device                  0   the virtual GPU: who holds which bytes, and when they run out
+    comm                    0   ranks and the collectives between them; the only user of torch.distributed
+    spec                    0   the whole idea, slowly, in one process: what every stage must equal
+    gpt data                1   a small GPT and a real text
+    config                  12  ds_config.json: every key explained
+    flat bucket             3   parameters laid end to end, cut into buckets
+    optim                   4   a torch optimizer over this rank's segments
+    ddp zero1 zero2 zero3   3-6 the stages, each the difference to the one before
+    engine                  12  initialize, forward, backward, step
+
+The names below are loaded when they are first used, so that `import zerolab.comm` costs no engine.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "run": "zerolab.comm",
+    "initialize": "zerolab.engine",
+    "VirtualGPU": "zerolab.device",
+    "UsageError": "zerolab.errors",
+    "DeadlockError": "zerolab.errors",
+}
+__all__ = ["DeadlockError", "UsageError", "VirtualGPU", "initialize", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name, or a module of the package, when it is first asked for."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name in ("comm", "device", "lab"):
+        return import_module(f"zerolab.{name}")
+    raise AttributeError(f"module 'zerolab' has no attribute {name!r}")
