@@ -1,0 +1,37 @@
+"""What all tests share: one thread a rank, a fixed seed, and honest reasons for skips."""
+
+import os
+import sys
+import time
+
+# Before torch is loaded: bits are compared, and they are equal with one intra-op thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Start every test from the same random numbers, whichever test ran before it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU where there is none."""
+    wanting = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanting:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wanting:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, this machine has none"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Add the time of the whole `make test`, which began before pytest."""
+    started = os.environ.get("ZEROLAB_TEST_STARTED")
+    if started is not None:
+        minutes, seconds = divmod(round(time.time() - float(started)), 60)
+        terminalreporter.write_line(f"The whole test took {minutes} min {seconds:02d} s.")
