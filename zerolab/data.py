@@ -40,7 +40,7 @@ def load_text(path: str | Path | None = None) -> bytes:
         UsageError: the file is missing, unreadable or empty.
     """
     if path is None:
-        return resources.files(__package__).joinpath("texts", SHIPPED_TEXT).read_bytes()
+        return resources.files(str(__package__)).joinpath("texts", SHIPPED_TEXT).read_bytes()
     try:
         text = Path(path).read_bytes()
     except OSError as error:

@@ -177,7 +177,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each added to what came in: the unit that stage 3 gathers and frees."""
+    """Attention, then an MLP, each added to what came in: what stage 3 gathers and frees at once."""
 
     def __init__(self, config: GPTConfig) -> None:
         """Make both halves and the norm before each."""
