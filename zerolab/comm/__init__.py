@@ -1,0 +1,153 @@
+"""Chapter 2: ranks, and the collectives between them.
+
+Everything that engine code may call is a function of this module; each finds the group of the
+calling rank and asks it. The code is the same in every world. Reading order below this page:
+
+    source reduction rng   small helpers: whose line, what a sum is, every rank its own dice
+    group                  a rank's view of its group: checks, numbers and records each call
+    deadlock               the table of a run that cannot go on
+    baton lockstep         ranks as threads that take turns
+    process                ranks as processes: gloo and nccl
+    launch pool            `run`, and the processes that wait for work
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from ..records import Records
+from . import _device as device
+from . import launch
+from .deadlock import RunTimeoutError
+from .group import Group, Work
+from .launch import run
+
+__all__ = [
+    "Group",
+    "RunTimeoutError",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "current_group",
+    "get_rank",
+    "get_world",
+    "get_world_size",
+    "records",
+    "recv",
+    "reduce_scatter",
+    "report",
+    "run",
+    "send",
+    "step_boundary",
+]
+
+
+def current_group() -> Group:
+    """Return the group of the calling rank; a process that is alone is a group of one."""
+    return launch.current()
+
+
+def get_rank() -> int:
+    """Return the number of the calling rank, 0 to world_size - 1."""
+    return launch.current().rank
+
+
+def get_world_size() -> int:
+    """Return how many ranks there are."""
+    return launch.current().world_size
+
+
+def get_world() -> str:
+    """Return the kind of world: "lockstep", "gloo", "nccl", or "solo" for a process alone."""
+    return launch.current().world
+
+
+def records() -> Records:
+    """Return the records of the calling rank, to which every collective adds one event."""
+    gpu = device.current()
+    return launch.current().records if gpu is None else gpu.records
+
+
+def report(thing: Any) -> None:
+    """Hand something to the `on_report` of the run, in the process that called `run`."""
+    callback = launch.current().on_report
+    if callback is not None:
+        with device.paused():
+            callback(thing)
+
+
+def step_boundary() -> None:
+    """Say that a training step ended; lets the process world stop checking what repeats."""
+    launch.current().step_boundary()
+
+
+def all_reduce(
+    tensor: Tensor, op: str = "sum", *, async_op: bool = False, purpose: str = "data"
+) -> Work:
+    """Replace `tensor` on every rank by the sum, average or maximum over all ranks.
+
+    Args:
+        tensor: any shape, contiguous; the same number of elements and dtype on every rank.
+        op: "sum", "avg" or "max".
+        async_op: return at once; `tensor` is then unusable until `wait()`.
+        purpose: "data", or "control" for what the traffic formulas leave out.
+    """
+    return launch.current().all_reduce(tensor, op, async_op, purpose)
+
+
+def reduce_scatter(
+    output: Tensor,
+    input: Tensor,
+    op: str = "sum",
+    *,
+    async_op: bool = False,
+    purpose: str = "data",
+) -> Work:
+    """Reduce `input` over all ranks, and leave slice r of the result on rank r.
+
+    Args:
+        output: [shard_numel]; may be the own slice of `input`.
+        input: [world_size * shard_numel], of the dtype of `output`.
+        op: "sum", "avg" or "max".
+        async_op: return at once; both tensors are then unusable until `wait()`.
+        purpose: "data" or "control".
+    """
+    return launch.current().reduce_scatter(output, input, op, async_op, purpose)
+
+
+def all_gather(
+    output: Tensor, input: Tensor, *, async_op: bool = False, purpose: str = "data"
+) -> Work:
+    """Lay the `input` of all ranks end to end in the `output` of every rank.
+
+    Args:
+        output: [world_size * shard_numel].
+        input: [shard_numel]; may be the own slice of `output`.
+        async_op: return at once; `output` is then unusable until `wait()`.
+        purpose: "data" or "control".
+    """
+    return launch.current().all_gather(output, input, async_op, purpose)
+
+
+def broadcast(
+    tensor: Tensor, src: int = 0, *, async_op: bool = False, purpose: str = "data"
+) -> Work:
+    """Copy `tensor` of rank `src` into `tensor` of all other ranks."""
+    return launch.current().broadcast(tensor, src, async_op, purpose)
+
+
+def send(tensor: Tensor, dst: int, *, async_op: bool = False, purpose: str = "data") -> Work:
+    """Send `tensor` to rank `dst`; returns (or `wait()` does) when that rank has it."""
+    return launch.current().send(tensor, dst, async_op, purpose)
+
+
+def recv(tensor: Tensor, src: int, *, async_op: bool = False, purpose: str = "data") -> Work:
+    """Fill `tensor` with what rank `src` sends."""
+    return launch.current().recv(tensor, src, async_op, purpose)
+
+
+def barrier(*, purpose: str = "control") -> None:
+    """Return when every rank has called it."""
+    launch.current().barrier(purpose)

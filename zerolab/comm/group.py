@@ -1,0 +1,258 @@
+"""Chapter 2: a group of ranks, as one of them sees it.
+
+Owns the numbering of this rank's calls and, where no virtual GPU keeps them, its records. Every
+world is a subclass that only says how tensors travel (`_launch`). What is the same everywhere
+is here, in the order in which a call goes through it:
+
+    check     shapes, dtypes and names, so that a mistake is a sentence and not a crash
+    describe  a `Call`: what is asked, by which line of the user's source, as call number `seq`
+    record    one `CollectiveEvent` a call; the parts of a composed collective are no calls
+    launch    the world's own business; returns a `Work`
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..records import CollectiveEvent, Records
+from . import _device as device
+from . import reduction, source
+
+PURPOSES = ("data", "control")
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective as one rank asks for it.
+
+    `tensor` is what goes in and `output` what comes out; they are the same tensor for the
+    in-place collectives, and None where a rank gives or gets nothing.
+    """
+
+    op: str  # "all_reduce", ..., "send", "recv"
+    seq: int  # number of this collective on this rank; of the message between two ranks
+    tensor: Tensor | None
+    output: Tensor | None
+    reduction: str = ""  # "sum", "avg", "max", or "" for collectives that do not add
+    peer: int = -1  # the source of a broadcast, the partner of a send or receive
+    elements: int = 0  # of the full logical tensor
+    dtype: str = ""  # "float32", ...
+    where: str = ""  # the user's "file:line"
+    since: float = 0.0  # `time.perf_counter()` at the call
+
+    def signature(self) -> tuple:
+        """What all ranks must agree on."""
+        if self.op in ("send", "recv"):
+            return ("message", self.elements, self.dtype)
+        return (self.op, self.reduction, self.peer, self.elements, self.dtype)
+
+    def describe(self) -> str:
+        """Say the call in words: "all_reduce #3 (sum, 10 float32)"."""
+        facts = [self.reduction] if self.reduction else []
+        if self.peer >= 0:
+            facts.append({"send": "to", "recv": "from"}.get(self.op, "from") + f" rank {self.peer}")
+        if self.op != "barrier":
+            facts.append(f"{self.elements} {self.dtype}")
+        return f"{self.op} #{self.seq}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+class Work:
+    """What a collective returns: the result is there after `wait()`, and not before."""
+
+    def wait(self) -> None:
+        """Return when the outputs hold the result; calling it again does nothing."""
+
+
+class Group(ABC):
+    """The ranks of a run, seen from one of them. All ranks must call the same, in one order."""
+
+    world: str = ""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Start counting calls at 0."""
+        self.rank = rank
+        self.world_size = world_size
+        self.records = Records(rank=rank, world_size=world_size)
+        self.began = time.perf_counter()
+        self.on_report: Callable[[Any], None] | None = None
+        self._seq = 0
+        self._messages: dict[tuple[int, int], int] = {}
+
+    @abstractmethod
+    def _launch(self, call: Call, asynchronous: bool) -> Work:
+        """Start the collective. Must not wait for other ranks when `asynchronous`."""
+
+    def step_boundary(self) -> None:
+        """Say that a training step ended: what follows repeats it, until shown otherwise."""
+
+    def all_reduce(self, tensor: Tensor, op: str, async_op: bool, purpose: str) -> Work:
+        """Replace `tensor` by the reduction over all ranks."""
+        _check_reduction(op, tensor)
+        return self._collective(
+            "all_reduce", tensor, tensor, tensor, async_op, purpose, reduction=op
+        )
+
+    def reduce_scatter(
+        self, output: Tensor, tensor: Tensor, op: str, async_op: bool, purpose: str
+    ) -> Work:
+        """Reduce `tensor` over all ranks and keep this rank's slice of the result."""
+        _check_reduction(op, tensor)
+        _check_slices("reduce_scatter", "input", tensor, "output", output, self.world_size)
+        return self._collective(
+            "reduce_scatter", tensor, tensor, output, async_op, purpose, reduction=op
+        )
+
+    def all_gather(self, output: Tensor, tensor: Tensor, async_op: bool, purpose: str) -> Work:
+        """Lay the `tensor` of every rank end to end in `output`."""
+        _check_slices("all_gather", "output", output, "input", tensor, self.world_size)
+        return self._collective("all_gather", output, tensor, output, async_op, purpose)
+
+    def broadcast(self, tensor: Tensor, src: int, async_op: bool, purpose: str) -> Work:
+        """Copy the tensor of rank `src` to all ranks."""
+        _check_rank("src", src, self.world_size)
+        given, output = (tensor, None) if self.rank == src else (None, tensor)
+        return self._collective("broadcast", tensor, given, output, async_op, purpose, peer=src)
+
+    def barrier(self, purpose: str) -> None:
+        """Return when every rank has called it."""
+        self._collective("barrier", None, None, None, False, purpose)
+
+    def send(self, tensor: Tensor, dst: int, async_op: bool, purpose: str) -> Work:
+        """Hand a tensor to one rank; returns when that rank has received it."""
+        return self._message("send", tensor, None, dst, async_op, purpose)
+
+    def recv(self, tensor: Tensor, src: int, async_op: bool, purpose: str) -> Work:
+        """Fill `tensor` with what rank `src` sends."""
+        return self._message("recv", None, tensor, src, async_op, purpose)
+
+    def _collective(
+        self,
+        op: str,
+        full: Tensor | None,
+        tensor: Tensor | None,
+        output: Tensor | None,
+        async_op: bool,
+        purpose: str,
+        *,
+        reduction: str = "",
+        peer: int = -1,
+    ) -> Work:
+        """Number, record and launch a call in which all ranks take part."""
+        seq, self._seq = self._seq, self._seq + 1
+        call = Call(op, seq, tensor, output, reduction, peer)
+        return self._issue(call, full, async_op, purpose)
+
+    def _message(
+        self,
+        op: str,
+        tensor: Tensor | None,
+        output: Tensor | None,
+        peer: int,
+        async_op: bool,
+        purpose: str,
+    ) -> Work:
+        """Number, record and launch one side of a message; messages count pair by pair."""
+        _check_rank("dst" if op == "send" else "src", peer, self.world_size)
+        if peer == self.rank:
+            raise UsageError(f"rank {peer} cannot {op} a tensor to itself: name another rank")
+        pair = (self.rank, peer) if op == "send" else (peer, self.rank)
+        seq = self._messages.get(pair, 0)
+        self._messages[pair] = seq + 1
+        full = tensor if output is None else output
+        return self._issue(Call(op, seq, tensor, output, "", peer), full, async_op, purpose)
+
+    def _issue(self, call: Call, full: Tensor | None, async_op: bool, purpose: str) -> Work:
+        """Fill in what the tensors and the stack say, record the call, launch it."""
+        if full is not None:
+            _check_tensors(call)
+            call.elements = full.numel()
+            call.dtype = dtype_name(full.dtype)
+        call.where = source.caller()
+        call.since = time.perf_counter()
+        self._record(call, 0 if full is None else full.element_size(), async_op, purpose)
+        work = self._launch(call, async_op)
+        if not async_op:
+            work.wait()
+        return work
+
+    def _record(self, call: Call, itemsize: int, asynchronous: bool, purpose: str) -> None:
+        """Append one event to the records of the virtual GPU, or of the group without one."""
+        if purpose not in PURPOSES:
+            raise UsageError(f"purpose {purpose!r} is unknown: use one of {', '.join(PURPOSES)}")
+        gpu = device.current()
+        records = self.records if gpu is None else gpu.records
+        records.collectives.append(
+            CollectiveEvent(
+                time=call.since - self.began,
+                seq=call.seq,
+                op=call.op,
+                elements=call.elements,
+                nbytes=call.elements * itemsize,
+                dtype=call.dtype,
+                ranks=2 if call.op in ("send", "recv") else self.world_size,
+                purpose=purpose,
+                asynchronous=asynchronous,
+                phase="idle" if gpu is None else gpu.phase,
+                where=call.where,
+            )
+        )
+
+
+_NAMES: dict[torch.dtype, str] = {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return "float32" for torch.float32."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        name = _NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def _check_reduction(op: str, tensor: Tensor) -> None:
+    """Refuse reductions that do not exist or lose digits in silence."""
+    if op not in reduction.OPS:
+        raise UsageError(f"op {op!r} is unknown: use one of {', '.join(reduction.OPS)}")
+    if op == "avg" and not tensor.dtype.is_floating_point:
+        raise UsageError(
+            f"op 'avg' on {dtype_name(tensor.dtype)} would drop fractions: use 'sum' and divide"
+        )
+
+
+def _check_slices(
+    op: str, long_name: str, full: Tensor, short_name: str, part: Tensor, world_size: int
+) -> None:
+    """The full tensor is world_size slices, of one dtype with the part."""
+    if full.numel() != world_size * part.numel():
+        raise UsageError(
+            f"{op}: {long_name} has {full.numel()} elements and {short_name} {part.numel()}: "
+            f"{long_name} must have world_size ({world_size}) times as many; pad it"
+        )
+    if full.dtype != part.dtype:
+        raise UsageError(
+            f"{op}: {long_name} is {dtype_name(full.dtype)} and {short_name} "
+            f"{dtype_name(part.dtype)}: both must have one dtype; cast one"
+        )
+
+
+def _check_rank(name: str, rank: int, world_size: int) -> None:
+    """A rank is a number from 0 to world_size - 1."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
+        raise UsageError(f"{name} {rank!r} is no rank: use a whole number from 0 to {world_size - 1}")
+
+
+def _check_tensors(call: Call) -> None:
+    """Collectives move dense tensors that lie in one piece."""
+    for tensor in (call.tensor, call.output):
+        if tensor is not None and not tensor.is_contiguous():
+            raise UsageError(
+                f"{call.op}: a tensor of shape {tuple(tensor.shape)} is not contiguous: "
+                "collectives need memory in one piece; call .contiguous() and copy back"
+            )

@@ -1,0 +1,188 @@
+"""Chapter 2: the lockstep world: all ranks in this process, one thread each, one running at a time.
+
+Owns the slots in which calls meet. A call joins the slot of its number; the last rank to join
+computes the result, once, and every rank copies its part out when it waits. Three rules:
+
+    launch  never lets another rank run. An asynchronous call copies its inputs and fills its
+            outputs with NaN, so that a forgotten `wait()` cannot pass unnoticed.
+    wait    writes the result, and hands the baton on while it is not there yet.
+    sums    in rank order and fp32 (`reduction`), the same for every collective that adds.
+
+Who runs, and what happens when nobody can, is in `baton`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import _device as device
+from . import reduction
+from .baton import Baton
+from .group import Call, Group, Work
+
+
+@dataclass(slots=True)
+class Slot:
+    """Where the ranks' calls with one number meet."""
+
+    ranks: tuple[int, ...]  # who takes part, in the order of the sum
+    calls: dict[int, Call] = field(default_factory=dict)
+    result: Tensor | None = None
+    complete: bool = False
+
+
+class LockstepWorld:
+    """What the groups of one run share: the baton and the slots that are not complete."""
+
+    def __init__(self, world_size: int) -> None:
+        """Prepare a run of `world_size` ranks."""
+        self.world_size = world_size
+        self.baton = Baton(world_size)
+        self.everyone = tuple(range(world_size))
+        self.slots: dict[tuple[int, int, int], Slot] = {}
+
+    def join(self, rank: int, call: Call) -> Slot:
+        """Put a call into its slot; the last one to come computes the result."""
+        key, ranks = self._key(rank, call)
+        slot = self.slots.setdefault(key, Slot(ranks))
+        slot.calls[rank] = call
+        first = next(iter(slot.calls.values()))
+        if first.signature() != call.signature():
+            raise self.baton.mismatch(rank)
+        if len(slot.calls) == len(slot.ranks):
+            del self.slots[key]
+            slot.result = _RESULTS[call.op](slot)
+            slot.complete = True
+        return slot
+
+    def _key(self, rank: int, call: Call) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+        """Collectives meet by number; messages by number within their pair."""
+        if call.op == "send":
+            return (rank, call.peer, call.seq), (rank, call.peer)
+        if call.op == "recv":
+            return (call.peer, rank, call.seq), (call.peer, rank)
+        return (-1, -1, call.seq), self.everyone
+
+
+class LockstepGroup(Group):
+    """One rank's view of a lockstep run. A world of one rank needs no run: see `solo`."""
+
+    world = "lockstep"
+
+    def __init__(self, rank: int, shared: LockstepWorld) -> None:
+        """Join the shared world as `rank`."""
+        super().__init__(rank, shared.world_size)
+        self.shared = shared
+
+    @torch.no_grad()
+    def _launch(self, call: Call, asynchronous: bool) -> Work:
+        """Join the slot; never switches."""
+        self.shared.baton.enter(self.rank, call)
+        with device.paused():
+            if asynchronous:
+                _snapshot(call)
+            return LockstepWork(self, call, self.shared.join(self.rank, call))
+
+
+class LockstepWork(Work):
+    """A call that has joined its slot."""
+
+    def __init__(self, group: LockstepGroup, call: Call, slot: Slot) -> None:
+        """Hold the call, and with it its tensors, until `wait`."""
+        self._pending: tuple[LockstepGroup, Call, Slot] | None = (group, call, slot)
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """Let the other ranks run until the result is there, then write it."""
+        if self._pending is None:
+            return
+        group, call, slot = self._pending
+        group.shared.baton.wait(group.rank, call, lambda: slot.complete)
+        if call.output is not None:
+            with device.paused():
+                _deliver(slot, group.rank, call)
+        self._pending = None
+
+
+def solo() -> LockstepGroup:
+    """Return the group of a process that is alone: world size 1, the same code."""
+    group = LockstepGroup(0, LockstepWorld(1))
+    group.world = "solo"
+    return group
+
+
+def _snapshot(call: Call) -> None:
+    """Keep what the inputs are now, and make the outputs unusable until they are waited for."""
+    given, output = call.tensor, call.output
+    if given is not None:
+        call.tensor = given.clone()
+    if output is None:
+        return
+    output.fill_(_poison(output.dtype))
+    if given is not None and call.op == "all_gather" and _shares_memory(given, output):
+        given.copy_(call.tensor)  # the own slice is an input, and stays readable
+
+
+def _poison(dtype: torch.dtype) -> float | int | bool:
+    """Return a value that no correct result is likely to have."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def _shares_memory(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two tensors are views of one storage."""
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+# ---------------------------------------------------------------- results, computed once a slot
+
+
+def _flat(tensor: Tensor | None) -> Tensor:
+    """View a tensor as [numel]; callers know that it is there."""
+    assert tensor is not None
+    return tensor.reshape(-1)
+
+
+def _reduced(slot: Slot) -> Tensor:
+    """Add (or average, or compare) the tensors of all ranks: [numel]."""
+    calls = [slot.calls[rank] for rank in slot.ranks]
+    rows = [_flat(call.tensor) for call in calls]
+    total = torch.empty_like(rows[0])
+    reduction.reduce_rows(rows, calls[0].reduction, total)
+    return total
+
+
+def _gathered(slot: Slot) -> Tensor:
+    """Lay the ranks' tensors end to end: [world_size * shard_numel]."""
+    return torch.cat([_flat(slot.calls[rank].tensor) for rank in slot.ranks])
+
+
+def _sent(slot: Slot) -> Tensor:
+    """Copy what the source gave: its tensor may change before the others read it."""
+    call = slot.calls[slot.ranks[0]]
+    src = call.peer if call.op == "broadcast" else slot.ranks[0]
+    return _flat(slot.calls[src].tensor).clone()
+
+
+_RESULTS: dict[str, Callable[[Slot], Tensor | None]] = {
+    "all_reduce": _reduced,
+    "reduce_scatter": _reduced,
+    "all_gather": _gathered,
+    "broadcast": _sent,
+    "send": _sent,
+    "recv": _sent,
+    "barrier": lambda slot: None,
+}
+
+
+def _deliver(slot: Slot, rank: int, call: Call) -> None:
+    """Copy this rank's part of the result into its output."""
+    result = slot.result
+    assert result is not None and call.output is not None
+    numel = call.output.numel()
+    if call.op == "reduce_scatter":
+        result = result[rank * numel : (rank + 1) * numel]  # [shard_numel]
+    _flat(call.output).copy_(result)

@@ -1,0 +1,61 @@
+"""Chapter 2: whose line was that? Finds the user's own source line behind a collective.
+
+Owns a cache, file name -> "is it ours", and nothing else. Two phases: `caller` walks up the
+stack and keeps only "file:line" (about a microsecond, so every collective can afford it);
+`text_of` and `short` turn that into something to read, and run only when a table is drawn.
+"""
+
+import linecache
+import os
+import sys
+from types import FrameType
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__))
+_hidden: dict[str, bool] = {}
+
+
+def is_hidden(filename: str) -> bool:
+    """Tell whether a file belongs to zerolab, torch or Python itself, so not to the user."""
+    known = _hidden.get(filename)
+    if known is None:
+        inside_stdlib = filename.startswith(_STDLIB + os.sep) and "-packages" not in filename
+        ours = filename.startswith((_PACKAGE + os.sep, _TORCH + os.sep, "<frozen"))
+        known = _hidden[filename] = ours or inside_stdlib
+    return known
+
+
+def caller(frame: FrameType | None = None) -> str:
+    """Return "file:line" of the innermost frame that is the user's, starting at `frame`.
+
+    Hooks are called by torch, and rank threads end in `threading`: those are passed over. When
+    no frame is the user's (a chapter's check calls the package), the outermost one of the
+    package outside `comm` stands in.
+    """
+    frame = frame or sys._getframe(1)
+    fallback = ""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not _hidden.get(filename, False) and not is_hidden(filename):
+            return f"{filename}:{frame.f_lineno}"
+        if filename.startswith(_PACKAGE) and os.sep + "comm" + os.sep not in filename:
+            fallback = f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return fallback
+
+
+def text_of(where: str) -> str:
+    """Return the text of the line at "file:line", "" when it cannot be read."""
+    filename, _, line = where.rpartition(":")
+    return linecache.getline(filename, int(line)).strip() if filename else ""
+
+
+def short(where: str) -> str:
+    """Shorten "file:line" for a table: a notebook cell by that name, a file by its last part."""
+    filename, _, line = where.rpartition(":")
+    if "ipykernel_" in filename or filename.startswith("<ipython"):
+        return f"notebook cell, line {line}"
+    return f"{os.path.basename(filename)}:{line}" if filename else ""
