@@ -1,0 +1,107 @@
+"""Chapter 12: ds_config.json, every key explained.
+
+Data: a file is read into a `schema.File` (what may be said) and resolved into a `Config` (what the
+engine does). Phases, each a module that collects problems instead of stopping at the first:
+
+    source      a dict, a JSON or HJSON file                  -> dict
+    reading     names and types                               -> schema.File
+    triad       the batch equation                            -> three numbers
+    rules       keys that are idle, not yet here, or at odds with each other
+    settings    everything a file leaves open, decided        -> Config
+
+`load` raises all errors at once; `examine` returns them with the corrected file. Every key with
+its status stands in `schema`, and `keys` says what each status means.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import optimizers, reading, settings, source, triad
+from . import problems as _problems
+from .problems import ConfigError, Problem, Severity
+from .settings import Config
+
+__all__ = ["Config", "ConfigError", "Problem", "Report", "Severity", "build_optimizer", "examine", "load"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What there is to say about a configuration.
+
+    Attributes:
+        name: the file's name.
+        world_size: the number of GPUs it was examined for.
+        raw: the file as given.
+        reading: the file as understood.
+        problems: everything that was found.
+        config: the resolved configuration; None when there are errors.
+    """
+
+    name: str
+    world_size: int
+    raw: dict[str, Any]
+    reading: reading.Reading
+    problems: tuple[Problem, ...]
+    config: Config | None
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that stop `load`."""
+        return tuple(p for p in self.problems if p.severity is Severity.ERROR)
+
+    def corrected(self) -> dict[str, Any]:
+        """The file with every problem put right."""
+        return _problems.corrected(self.raw, self.problems)
+
+
+def load(source: Any, world_size: int) -> Config:
+    """Read and resolve a configuration.
+
+    Args:
+        source: a dict, the path of a JSON or HJSON file, or a `Config`.
+        world_size: the number of ranks that will train.
+
+    Raises:
+        ConfigError: with every error of the file, each naming value, rule and remedy.
+    """
+    if isinstance(source, Config):
+        if source.world_size == world_size:
+            return source
+        source = source.raw
+    report = examine(source, world_size)
+    if report.config is None:
+        raise ConfigError(report.errors, report.name)
+    return report.config
+
+
+def examine(given: Any, world_size: int) -> Report:
+    """Everything there is to say about a configuration; raises only if there is no text to read."""
+    text = source.open_source(given)
+    read = reading.read(text.raw)
+    found = [*text.problems, *read.problems]
+    file = read.file
+    solved = triad.solve(
+        file.train_batch_size,
+        file.train_micro_batch_size_per_gpu,
+        file.gradient_accumulation_steps,
+        world_size,
+    )
+    if isinstance(solved, Problem):
+        found.append(solved)
+    config = None
+    if isinstance(solved, triad.Triad) and not any(p.severity is Severity.ERROR for p in found):
+        warnings = tuple(str(p) for p in found if p.severity is Severity.WARNING)
+        config = settings.resolve(file, solved, world_size, warnings, text.raw)
+    return Report(text.name, world_size, text.raw, read, tuple(found), config)
+
+
+def build_optimizer(cfg: Config, params: Iterable[Any]) -> torch.optim.Optimizer:
+    """The optimizer of the file's block over tensors or parameter groups.
+
+    Raises:
+        ConfigError: the file has no optimizer block, or torch refuses its arguments.
+    """
+    return optimizers.build(cfg.optimizer, params)

@@ -1,0 +1,230 @@
+"""Chapter 12: the optimizer block: which class it names, with which arguments.
+
+Data: `ELEMENTWISE`, the classes that ZeRO can shard; `REFUSED`, those whose result depends on where
+a parameter is cut, each with the reason.
+Phases: `check` looks the class up, compares the arguments with its signature and tries them on one
+element; `build` makes the optimizer.
+
+ZeRO steps on *segments*: the piece of a parameter that lies in this rank's shard. That is right only
+for an elementwise optimizer: the new value of an element depends on that element alone.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from .lion import Lion
+from .problems import ConfigError, Edit, Path, Problem, Severity, error
+from .schema import Named
+from .values import closest
+
+BLOCK: Path = ("optimizer",)
+DEFAULT_BLOCK = {"type": "AdamW", "params": {"lr": 1e-4}}
+
+ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
+    "adadelta": torch.optim.Adadelta,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamax": torch.optim.Adamax,
+    "adamw": torch.optim.AdamW,
+    "asgd": torch.optim.ASGD,
+    "lion": Lion,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "rprop": torch.optim.Rprop,
+    "sgd": torch.optim.SGD,
+}
+_WIDTH = "its step depends on a parameter's width, and a shard has none"
+_BITS = "its compressed all-reduce replaces the one that ZeRO shards; DeepSpeed refuses it too"
+_NORM = "its trust ratio needs the norm of a whole parameter, and a shard holds a piece"
+REFUSED = {
+    "adafactor": "it keeps sums over rows and columns, and a shard cuts through them",
+    "muon": "it orthogonalizes whole matrices, and a shard holds a piece",
+    "lbfgs": "its line search and history need all parameters at once",
+    "sparseadam": "it wants sparse gradients, and gradients in a bucket are dense",
+    "lamb": _NORM,
+    "onebitadam": _BITS,
+    "zerooneadam": _BITS,
+    "onebitlamb": _BITS,
+    "muadam": _WIDTH,
+    "muadamw": _WIDTH,
+    "musgd": _WIDTH,
+}
+# Arguments of DeepSpeed's Adam that choose among its implementations: here there is one.
+ADAM_ONLY = ("adam_w_mode", "torch_adam", "bias_correction", "set_grad_none")
+
+
+def missing() -> Problem:
+    """What to say when neither the file nor the script brings an optimizer."""
+    return Problem(
+        BLOCK,
+        Severity.NEEDS,
+        "there is no optimizer block: without an optimizer there is nothing to shard. DeepSpeed "
+        "stops with an AssertionError at stages 1 and 2; at stage 3 it silently builds an inference "
+        "engine whose backward fails",
+        'add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, or pass optimizer= to initialize',
+        (Edit(BLOCK, DEFAULT_BLOCK),),
+    )
+
+
+def check(block: Named | None) -> Iterator[Problem]:
+    """The problems of an optimizer block, its type first, then its arguments."""
+    if block is None:
+        return
+    problem = _type_problem(block.type)
+    if problem is not None:
+        yield problem
+        return
+    found = list(_name_problems(block))
+    yield from found
+    if not found:
+        yield from _value_problems(block)
+
+
+def build(block: Named | None, params: Iterable[Any]) -> torch.optim.Optimizer:
+    """The optimizer of a block over tensors or parameter groups.
+
+    AdamW and Adam are fused where torch can: one kernel, no temporaries.
+
+    Raises:
+        ConfigError: there is no block, or the class refuses its arguments.
+    """
+    problems = [missing()] if block is None else list(check(block))
+    if block is None or problems:
+        raise ConfigError(problems)
+    groups = list(params)
+    kind, arguments = _resolve(block)
+    if _fusible(kind, arguments, groups):
+        arguments["fused"] = True
+    try:
+        return kind(groups, **arguments)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise ConfigError([error((*BLOCK, "params"), str(cause), "change that argument")]) from cause
+
+
+def class_of(block: Named) -> type[torch.optim.Optimizer]:
+    """The class that a valid block names."""
+    return _resolve(block)[0]
+
+
+def _resolve(block: Named) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    name = _plain(block.type)
+    arguments = {k: v for k, v in block.params.items() if k not in ADAM_ONLY}
+    if name == "adam" and block.params.get("adam_w_mode", True):
+        name = "adamw"  # DeepSpeed's Adam decays weights as AdamW does
+    if name == "adamw":
+        arguments.setdefault("weight_decay", 0.0)  # DeepSpeed's default; torch's is 0.01
+    return ELEMENTWISE[name], arguments
+
+
+def _plain(name: str | None) -> str:
+    return (name or "").removeprefix("torch.optim.").lower()
+
+
+def _type_problem(name: str | None) -> Problem | None:
+    path, plain = (*BLOCK, "type"), _plain(name)
+    if plain in ELEMENTWISE:
+        return None
+    if plain in REFUSED:
+        fix = Edit(BLOCK, DEFAULT_BLOCK)
+        return error(path, f"{name} cannot be sharded: {REFUSED[plain]}", "use AdamW", fix)
+    if name is None:
+        return error(path, "is missing", 'write "type": "AdamW"', Edit(path, "AdamW"))
+    names = [kind.__name__ for kind in ELEMENTWISE.values()]
+    meant = closest(name, names)
+    remedy = f"did you mean {meant!r}?" if meant else f"take one of {', '.join(names)}"
+    return error(path, f"{name!r} is no optimizer of torch", remedy, Edit(path, meant or "AdamW"))
+
+
+def _name_problems(block: Named) -> Iterator[Problem]:
+    known = _arguments(block)
+    for name in block.params:
+        path = (*BLOCK, "params", str(name))
+        drop = Edit(path, drop=True)
+        if name == "max_grad_norm":
+            norm = Edit(("gradient_clipping",), block.params[name])
+            remedy = "write gradient_clipping at the root of the file"
+            yield error(path, "is not an argument of the optimizer", remedy, drop, norm)
+        elif name not in known:
+            meant = closest(str(name), known)
+            remedy = f"did you mean {meant!r}?" if meant else f"it takes {', '.join(sorted(known))}"
+            fix = Edit(path, rename=meant) if meant else drop
+            yield error(path, f"is not an argument of {block.type}", remedy, fix)
+
+
+def _arguments(block: Named) -> set[str]:
+    kind = ELEMENTWISE[_plain(block.type)]
+    names = set(inspect.signature(kind.__init__).parameters) - {"self", "params"}
+    return names | set(ADAM_ONLY) if _plain(block.type) in ("adam", "adamw") else names
+
+
+def _value_problems(block: Named) -> Iterator[Problem]:
+    path = (*BLOCK, "params")
+    if block.params.get("bias_correction", True) is not True:
+        where = (*path, "bias_correction")
+        message = "must be true: torch's Adam always corrects the bias"
+        yield error(where, message, "delete it", Edit(where, drop=True))
+    if _plain(block.type) == "adamw" and block.params.get("adam_w_mode", True) is not True:
+        where = (*path, "adam_w_mode")
+        fix = Edit((*BLOCK, "type"), "Adam")
+        yield error(where, "is false under AdamW", 'write "type": "Adam" for coupled decay', fix)
+    yield from _tried(block, path)
+
+
+def _tried(block: Named, path: Path) -> Iterator[Problem]:
+    """Let the class itself judge each argument, then all together, on a single element."""
+    kind, arguments = _resolve(block)
+    refused = False
+    for name, value in arguments.items():
+        reason = _refusal(kind, {name: value})
+        if reason:
+            refused = True
+            where = (*path, name)
+            remedy = "change it, or delete it for the default"
+            yield error(where, f"{value!r} is refused by {kind.__name__}: {reason}", remedy, Edit(where, drop=True))
+    reason = "" if refused else _refusal(kind, arguments)
+    if reason:
+        yield error(path, f"are refused by {kind.__name__}: {reason}", "change them", Edit(path, {}))
+
+
+def _refusal(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> str:
+    wrong = _wrong_kind(kind, arguments)
+    if wrong:
+        return wrong
+    try:
+        kind([torch.zeros(1, requires_grad=True)], **arguments)
+    except Exception as cause:  # whatever a class makes of odd values, the user needs its words
+        return str(cause) or type(cause).__name__
+    return ""
+
+
+def _wrong_kind(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> str:
+    """Texts and blocks where the default is a number or a switch: torch finds out too late."""
+    defaults = inspect.signature(kind.__init__).parameters
+    for name, value in arguments.items():
+        default = defaults[name].default
+        if isinstance(default, bool) or default is None:
+            fits = value is None or isinstance(value, (bool, int, float))
+        elif isinstance(default, (int, float)):
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        else:
+            fits = isinstance(value, (list, tuple)) and len(value) == len(default)
+        if not fits:
+            return f"{name} should look like {default!r}"
+    return ""
+
+
+def _fusible(kind: type, arguments: dict[str, Any], groups: list[Any]) -> bool:
+    if kind not in (torch.optim.Adam, torch.optim.AdamW):
+        return False
+    if any(arguments.get(name) is not None for name in ("fused", "foreach")):
+        return False
+    tensors = [t for g in groups for t in (g["params"] if isinstance(g, dict) else [g])]
+    return not arguments.get("differentiable") and all(map(_has_fused_kernel, tensors))
+
+
+def _has_fused_kernel(tensor: Any) -> bool:
+    return tensor.is_floating_point() and tensor.device.type in ("cpu", "cuda", "mps", "xpu")

@@ -1,0 +1,128 @@
+"""Chapter 12: what can be wrong with a configuration, and the edit that would put it right.
+
+Data: a `Problem` names a key, what is wrong and why, what to do, and carries the edits that do it.
+Phases: the readers collect problems and never stop at the first; `ConfigError` shows all of them;
+`corrected` applies their edits to a copy of the file.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ..errors import UsageError
+
+Path = tuple[str, ...]
+
+
+class Severity(StrEnum):
+    """How bad a problem is: errors stop `load`, warnings are kept, notes only explain."""
+
+    ERROR = "error"
+    NEEDS = "needs"  # an error unless the script brings it, as an optimizer object
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a file: set a key, rename it, or delete it (both left empty)."""
+
+    path: Path
+    value: Any = None
+    rename: str = ""
+    drop: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to say about one key of a file.
+
+    Attributes:
+        path: where, as the names from the root; empty for the file as a whole.
+        severity: see `Severity`.
+        message: the value and the rule it breaks, or why it has no effect.
+        remedy: what to do, as a sentence without a full stop.
+        edits: the changes of the file that do it.
+    """
+
+    path: Path
+    severity: Severity
+    message: str
+    remedy: str = ""
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The path with dots between the names."""
+        return ".".join(self.path)
+
+    def __str__(self) -> str:
+        """One line: key, what is wrong, what to do."""
+        where = f"{self.key}: " if self.path else ""
+        return f"{where}{self.message}{'; ' if self.remedy else ''}{self.remedy}"
+
+
+class ConfigError(UsageError):
+    """A configuration that cannot run: every problem of it, one a line.
+
+    Attributes:
+        problems: the same, as data.
+    """
+
+    def __init__(self, problems: Iterable[Problem], name: str = "config") -> None:
+        """Write the problems under the name of the file, or on its line when there is one."""
+        self.problems = tuple(problems)
+        lines = [str(problem) for problem in self.problems]
+        many = f"{len(lines)} problems\n  " + "\n  ".join(lines)
+        super().__init__(f"{name}: {lines[0] if len(lines) == 1 else many}")
+
+
+def error(path: Path, message: str, remedy: str = "", *edits: Edit) -> Problem:
+    """What stops `load`."""
+    return Problem(path, Severity.ERROR, message, remedy, edits)
+
+
+def warning(path: Path, message: str, remedy: str = "", *edits: Edit) -> Problem:
+    """What has no effect, or another one than its name says."""
+    return Problem(path, Severity.WARNING, message, remedy, edits)
+
+
+def note(path: Path, message: str, remedy: str = "", *edits: Edit) -> Problem:
+    """What is fine and worth a sentence."""
+    return Problem(path, Severity.NOTE, message, remedy, edits)
+
+
+def corrected(raw: Mapping[str, Any], problems: Iterable[Problem]) -> dict[str, Any]:
+    """A copy of the file with the edits of all problems applied, in their order."""
+    fixed: dict[str, Any] = copy.deepcopy(dict(raw))
+    for problem in problems:
+        for edit in problem.edits:
+            _apply(fixed, edit)
+    return fixed
+
+
+def _apply(fixed: dict[str, Any], edit: Edit) -> None:
+    block: Any = fixed
+    for name in edit.path[:-1]:
+        if edit.drop and not isinstance(block.get(name), dict):
+            return
+        if not isinstance(block.get(name), dict):
+            block[name] = {}
+        block = block[name]
+    last = edit.path[-1]
+    if edit.drop:
+        block.pop(last, None)
+    elif edit.rename:
+        _rename(block, last, edit.rename)
+    else:
+        block[last] = edit.value
+
+
+def _rename(block: dict[str, Any], old: str, new: str) -> None:
+    if old not in block:
+        return
+    items = [(new if name == old else name, value) for name, value in block.items()]
+    block.clear()
+    block.update(items)
