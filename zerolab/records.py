@@ -1,4 +1,4 @@
-"""Chapter 0: the records, plain facts about what one rank did. Everything drawn is drawn from these.
+"""Chapter 0: the records, plain facts about what one rank did. All pictures are drawn from these.
 
 Owns no state of a run. Four kinds of fact: a `MemoryEvent` (bytes appeared or went), a
 `CollectiveEvent` (ranks talked), a `Mark` (a named moment with the bytes held then) and a
@@ -10,6 +10,7 @@ tensor of a collective, once a call.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,7 +34,7 @@ class MemoryEvent:
     time: float
     delta: int
     total: int  # bytes held after the event
-    kind: str  # one of KINDS; an activation is known as one only later, see `block`
+    kind: str  # one of KINDS, what the block turned out to be: the same at its birth and its death
     block: int  # number of the storage, the same for its birth and its death
     op: str  # the operation that allocated, such as "aten.mm"; "free" for a death
     phase: str  # "init", "forward", "backward", "step" or "idle"
@@ -88,13 +89,20 @@ class Records:
 
     rank: int = 0
     world_size: int = 1
-    memory: list[MemoryEvent] = field(default_factory=list)
+    memory: Sequence[MemoryEvent] = field(default_factory=list)  # a device.Timeline while it grows
     collectives: list[CollectiveEvent] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Write the records as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        facts = {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "memory": [asdict(event) for event in self.memory],
+            "collectives": [asdict(event) for event in self.collectives],
+            "marks": [asdict(mark) for mark in self.marks],
+        }
+        return json.dumps(facts, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Records":

@@ -1,0 +1,212 @@
+"""Chapter 0: the virtual GPU, a memory of fixed size that every tensor of a rank must fit into.
+
+Owns a ledger. One `TorchDispatchMode` sees each operation that the rank's thread runs, in
+forward, hooks, backward, recomputation and optimizers alike, because all of them end at
+torch's dispatcher. Before an operation its arguments are looked at (inputs made elsewhere
+are counted, empty storages of sharded units are refused), after it its results are: a
+storage not seen before is an allocation. The operation has run by then, which is fine while
+the virtual memory is smaller than the real one.
+
+Two things never reach the dispatcher: `UntypedStorage.resize_`, which `resize.py` watches,
+and memory that kernels use internally, which no ledger of tensors can see.
+"""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..records import Records
+from . import active, resize, sharded
+from .ledger import UNCOUNTED, Block, Ledger
+from .scopes import PausedScope, PhaseScope, TagScope
+
+if TYPE_CHECKING:
+    from .host import HostLedger
+
+_LISTS = (list, tuple)
+_op_names: dict[Any, str] = {}
+
+
+def op_name(func: Any) -> str:
+    """Name an operation as records do: `"aten.mm"`."""
+    name = _op_names.get(func)
+    if name is None:
+        name = _op_names[func] = str(func.overloadpacket)
+    return name
+
+
+class VirtualGPU(TorchDispatchMode, Ledger):
+    """A GPU that exists only as an account of bytes. `with gpu:` makes it the thread's own.
+
+    Entering it again inside, in the same thread, changes nothing. Under `FakeTensorMode` enter
+    that mode first and the GPU inside it.
+
+    Attributes:
+        capacity: bytes it has, None for no limit.
+        index: its number, equal to the rank.
+        records: timeline and marks of this GPU.
+        allocated_bytes: bytes held now.
+        peak_bytes: the most held since the last `reset_peak`.
+    """
+
+    def __init__(
+        self,
+        capacity: int | str | None = None,
+        *,
+        index: int = 0,
+        records: Records | None = None,
+        timeline: bool = True,
+    ) -> None:
+        """Make an empty GPU.
+
+        Args:
+            capacity: bytes, or a text such as `"160MiB"`; None for no limit.
+            index: its number, shown in messages.
+            records: where to write; None for new ones.
+            timeline: whether to keep every event in `records.memory`.
+
+        Raises:
+            UsageError: the capacity is no size.
+        """
+        TorchDispatchMode.__init__(self)
+        Ledger.__init__(self, capacity, index, records, timeline)
+        self.pauses = 0
+        self.host: HostLedger | None = None  # made by `host.host` when first asked for
+        self._entered: list[bool] = []  # for each `with`: did it push the mode?
+        resize.watch(self)
+
+    # What a user calls.
+
+    def tag(self, kind: str) -> TagScope:
+        """Count what is allocated inside as of this kind."""
+        return TagScope(self, kind)
+
+    def in_phase(self, name: str) -> PhaseScope:
+        """Be in a phase inside, and in the one before afterwards."""
+        return PhaseScope(self, name)
+
+    def paused(self) -> PausedScope:
+        """Count nothing that is born inside, ever, unless `set_kind` asks for it."""
+        return PausedScope(self)
+
+    def set_phase(self, name: str) -> None:
+        """Enter a phase; at "backward" what forward left alive becomes "activation"."""
+        if name == "backward" and self.phase != "backward":
+            self._forward_survivors_are_activations()
+        self.phase = name
+
+    def set_kind(self, tensor: torch.Tensor, kind: str) -> None:
+        """Re-classify the storage of a tensor, counting it if it was not counted so far.
+
+        Raises:
+            torch.OutOfMemoryError: it was not counted so far and does not fit.
+        """
+        self.count(tensor.untyped_storage(), kind)
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Never count a storage that was not seen so far: it is somebody else's memory."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.live:
+            self.admit(storage, "ignore", UNCOUNTED)
+
+    def name_storage(self, tensor: torch.Tensor, name: str) -> None:
+        """Say which unit a storage belongs to: using it while it is empty raises and names it."""
+        storage = tensor.untyped_storage()
+        block = self.live.get(storage._cdata) or self.admit(storage, "name_storage", "input")
+        block.name = name
+        block.closed = not storage.nbytes()
+
+    def storage_resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage at its new size; called by the watch on `UntypedStorage.resize_`.
+
+        Raises:
+            torch.OutOfMemoryError: the growth does not fit; nothing is counted.
+        """
+        if storage._cdata in self.live or not self.pauses:
+            super().storage_resized(storage)
+
+    # What torch calls.
+
+    def __enter__(self) -> "VirtualGPU":
+        """Become the GPU of the calling thread."""
+        push = active.current() is not self
+        if push:
+            TorchDispatchMode.__enter__(self)
+        self._entered.append(push)
+        active.activate(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the thread back to the GPU before, if any."""
+        active.deactivate(self)
+        if self._entered.pop():
+            TorchDispatchMode.__exit__(self, exc_type, exc_value, traceback)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Look at the arguments, run the operation, look at the results."""
+        self._look_at_arguments(args, func)
+        if kwargs:
+            self._look_at_arguments(kwargs.values(), func)
+            out = func(*args, **kwargs)
+        else:
+            out = func(*args)
+        try:
+            self._look_at_results(out, func)
+        except torch.OutOfMemoryError as error:
+            out = None  # the traceback keeps this frame; it must not keep the tensor as well
+            raise error.with_traceback(None) from None
+        return out
+
+    def _look_at_arguments(self, values: Iterable[Any], func: Any) -> None:
+        live = self.live
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                try:
+                    block = live.get(value.untyped_storage()._cdata)
+                except NotImplementedError:  # sparse: its parts are tensors of their own
+                    continue
+                if block is None or block.closed:
+                    self._unusual_argument(value, block, func)
+            elif type(value) in _LISTS and value and type(value[0]) is not int:
+                self._look_at_arguments(value, func)
+
+    def _unusual_argument(self, tensor: torch.Tensor, block: Block | None, func: Any) -> None:
+        if block is not None:
+            sharded.check(tensor, block.name, func)
+        elif not self.pauses:
+            self.admit(tensor.untyped_storage(), op_name(func), "input")
+
+    def _look_at_results(self, out: Any, func: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            try:
+                storage = out.untyped_storage()
+            except NotImplementedError:
+                return
+            block = self.live.get(storage._cdata)
+            if block is None or block.nbytes != storage.nbytes():
+                self._unusual_result(storage, block, func)
+        elif type(out) is tuple or type(out) is list:
+            for value in out:
+                self._look_at_results(value, func)
+
+    def _unusual_result(
+        self, storage: torch.UntypedStorage, block: Block | None, func: Any
+    ) -> None:
+        if block is not None:
+            self.resize(block, storage.nbytes(), op_name(func))
+        else:
+            self.admit(storage, op_name(func), UNCOUNTED if self.pauses else None)

@@ -1,0 +1,55 @@
+"""Chapter 0: which line of the user's own source is responsible.
+
+Owns one cache: file name -> the name to show, "" for files that are nobody's own source
+(torch, this package, the standard library). `caller` climbs the Python stack to the first
+frame that is the user's. During a CPU backward that is the line that called backward,
+because autograd runs in the calling thread, below that line.
+"""
+
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
+_shown: dict[str, str] = {}
+
+
+def caller() -> str:
+    """Name the user's line that led here.
+
+    Returns:
+        `"train.py:12"`, `"cell:3"` inside a notebook, or `""` when no user's frame is on
+        this thread's stack.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        shown = _shown.get(filename)
+        if shown is None:
+            shown = _shown.setdefault(filename, _name_to_show(filename))
+        if shown:
+            return f"{shown}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _name_to_show(filename: str) -> str:
+    if filename.startswith("<ipython-input") or f"{os.sep}ipykernel_" in filename:
+        return "cell"
+    if filename.startswith("<frozen") or _is_library(filename):
+        return ""
+    return os.path.basename(filename)
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith((_PACKAGE, _TORCH)):
+        return True
+    if not filename.startswith(_STDLIB):
+        return False
+    return not filename[len(_STDLIB) :].startswith(_INSTALLED)
