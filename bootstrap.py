@@ -129,13 +129,13 @@ def call(
     environment = {**os.environ, **(variables or {})}
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=pipe, text=True, errors="replace"
-        )
-        if watch is not None and process.stdout is not None:
-            for line in process.stdout:
-                watch(line)
-        return process.wait()
+        ) as process:
+            if watch is not None and process.stdout is not None:
+                for line in process.stdout:
+                    watch(line)
+            return process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -22,6 +22,8 @@ ELSEWHERE = (
     {"sys_platform": "darwin", "platform_system": "Darwin", "os_name": "posix"},
     {"python_version": "3.14", "python_full_version": "3.14.0"},
 )
+# Only PyTorch's CUDA builds need these, and they pin them themselves.
+OF_THE_CUDA_BUILD = ("cuda-", "nvidia-", "triton")
 HEADER = """\
 # Every version that the tests of zerolab ran with. Written by `python bootstrap.py lock`;
 # only lines with a marker are written by hand. On Linux pip takes PyTorch with CUDA unless it
@@ -39,8 +41,8 @@ def applies(requirement: Requirement, extras: Iterable[str], **changes: str) -> 
 
 def needs(name: str, extras: Iterable[str]) -> list[tuple[Requirement, Iterable[str]]]:
     """List what an installed package asks for, each with the extras it was asked for with."""
-    wanted = distribution(name).requires or []
-    return [(Requirement(line), {"", *extras}) for line in wanted]
+    wanted = [Requirement(line) for line in distribution(name).requires or []]
+    return [(r, {"", *extras}) for r in wanted if not r.name.startswith(OF_THE_CUDA_BUILD)]
 
 
 def closure(roots: list[Requirement]) -> tuple[dict[str, str], set[str]]:

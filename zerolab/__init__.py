@@ -4,7 +4,7 @@ Reading order is import order is chapter order:
 
     errors records          0   what can go wrong; what is written down
     device                  0   the virtual GPU: who holds which bytes, and when they run out
-    comm                    0   ranks and the collectives between them; the only user of torch.distributed
+    comm                    0   ranks and their collectives; the only user of torch.distributed
     spec                    0   the whole idea, slowly, in one process: what every stage must equal
     gpt data                1   a small GPT and a real text
     config                  12  ds_config.json: every key explained
@@ -22,11 +22,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "run": "zerolab.comm",
-    "initialize": "zerolab.engine",
-    "VirtualGPU": "zerolab.device",
-    "UsageError": "zerolab.errors",
-    "DeadlockError": "zerolab.errors",
+    "run": ".comm",
+    "initialize": ".engine",
+    "VirtualGPU": ".device",
+    "UsageError": ".errors",
+    "DeadlockError": ".errors",
 }
 __all__ = ["DeadlockError", "UsageError", "VirtualGPU", "initialize", "run"]
 
@@ -34,7 +34,7 @@ __all__ = ["DeadlockError", "UsageError", "VirtualGPU", "initialize", "run"]
 def __getattr__(name: str) -> Any:
     """Load a public name, or a module of the package, when it is first asked for."""
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_HOME[name], __name__), name)
     if name in ("comm", "device", "lab"):
-        return import_module(f"zerolab.{name}")
-    raise AttributeError(f"module 'zerolab' has no attribute {name!r}")
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
