@@ -1,0 +1,84 @@
+"""A browser page in which a widget's script runs on a stub model: no Jupyter, no kernel."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ARTEFACTS = Path(__file__).resolve().parents[2] / "test-artefacts"
+STATIC = Path(__file__).resolve().parents[2] / "widgets/zerolab_widgets/static"
+
+PAGE = """<!doctype html><html><head><meta charset="utf-8"><style>%(css)s
+body { margin: 16px; background: %(paper)s; }</style></head>
+<body data-jp-theme-light="%(light)s"><div id="here"></div><script type="module">
+%(script)s
+const state = %(state)s;
+const heard = {};
+const model = {
+  get: (name) => state[name],
+  set: (name, value) => { state[name] = value; (heard[`change:${name}`] ?? []).forEach((f) => f()); },
+  on: (name, f) => { (heard[name] ??= []).push(f); },
+  off: () => {},
+  save_changes: () => { window.saved = (window.saved ?? 0) + 1; },
+};
+window.model = model;
+widget.render({ model, el: document.getElementById("here") });
+</script></body></html>"""
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """Headless Chromium, or a skip that says why there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = os.environ.get("ZEROLAB_CHROMIUM") or shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium on PATH; install it or set ZEROLAB_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def draw(chromium):
+    """Return a function that draws a widget's state and gives the page."""
+    pages = []
+
+    def open_page(name, widget, *, dark=False, width=920):
+        script = (STATIC / f"{name}.js").read_text().replace("export default", "const widget =")
+        keys = [k for k in widget.keys if not k.startswith("_") and k not in ("layout", "tabbable")]
+        state = {k: getattr(widget, k) for k in keys if k not in ("tooltip", "comm")}
+        page = chromium.new_page(viewport={"width": width, "height": 520})
+        errors = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.set_content(
+            PAGE
+            % {
+                "css": (STATIC / f"{name}.css").read_text(),
+                "paper": "#111111" if dark else "#ffffff",
+                "light": "false" if dark else "true",
+                "script": script,
+                "state": json.dumps(state),
+            }
+        )
+        page.wait_for_function("window.model !== undefined")
+        pages.append((page, errors))
+        return page
+
+    yield open_page
+    for page, errors in pages:
+        page.close()
+        assert not errors
+
+
+@pytest.fixture
+def keep():
+    """Return a function that keeps a screenshot as a test artefact."""
+
+    def save(page, name):
+        ARTEFACTS.mkdir(exist_ok=True)
+        page.screenshot(path=ARTEFACTS / f"{name}.png")
+
+    return save
