@@ -1,0 +1,303 @@
+"""Chapter 6: stage 3. Parameters are sharded as well: they appear for a unit's turn and go again.
+
+Owns, beside what stage 2 owns, the shard of every bucket in place of the bucket, and a state
+for every unit:
+
+    SHARDED    only the own slice exists; the parameters are NaN scalars expanded to shape
+    IN_FLIGHT  memory is there and a gather is filling it
+    UNSHARDED  the parameters are whole and may be used
+
+What changes against stage 2, moment by moment:
+
+    pre_forward     unshard the unit, start gathering the one that follows
+    post_forward    reshard it (the saved tensors of autograd keep pointing at its memory)
+    pre_backward    unshard it again, into that very memory; start gathering the next
+    post_backward   when all its gradients are there, reshard; the gradients go as in stage 2
+    step            update the own slice; nothing to publish: the next forward gathers it
+
+Each unit is gathered twice and reduced once: 3 Psi a step in place of 2.
+
+Source: ZeRO, section 5.3; DeepSpeed `stage: 3`; FSDP2's states and moments.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+
+from . import comm, ddp, device, zero2
+from .bucket import Bucket, Unit
+
+
+class ShardState(Enum):
+    """Where the parameters of a unit are."""
+
+    SHARDED = "sharded"
+    IN_FLIGHT = "in flight"
+    UNSHARDED = "unsharded"
+
+
+@dataclass(slots=True)
+class Turn:
+    """What stage 3 remembers about one unit."""
+
+    entries: list[tuple[nn.Parameter, torch.Tensor]]  # a parameter and its slice of the bucket
+    state: ShardState = ShardState.SHARDED
+    works: list[comm.Work] = field(default_factory=list)
+    inputs_pending: int = 0  # forward calls whose inputs still wait for their gradients
+
+
+def unshard_bucket(bucket: Bucket) -> comm.Work:
+    """Give a bucket its memory back and start gathering all slices into it."""
+    nbytes = bucket.padded_numel * bucket.flat_param.element_size()
+    with device.tag("gathered"):
+        bucket.flat_param.untyped_storage().resize_(nbytes)
+    return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True)
+
+
+def reshard_bucket(bucket: Bucket) -> None:
+    """Take the memory of a bucket's full parameters away; the tensors stay."""
+    bucket.flat_param.untyped_storage().resize_(0)
+
+
+class Zero3(zero2.Zero2):
+    """Stage 3: optimizer states, gradients and parameters are sharded."""
+
+    stage = 3
+
+    def __init__(self, units: list[Unit], options: ddp.StageOptions) -> None:
+        """Shard every bucket, then let modules announce themselves."""
+        self.unit_of = {bucket: unit for unit in units for bucket in unit.buckets}
+        self.follower: dict[tuple[Unit, bool], Unit] = {}  # (unit, in backward?) -> next
+        self.previous: tuple[Unit, bool] | None = None
+        super().__init__(units, options)
+        self.turns = {unit: Turn(entries=_entries(unit)) for unit in units}
+
+    # -- layout -----------------------------------------------------------------------------
+
+    def place(self, bucket: Bucket) -> None:
+        """Lay a bucket out, keep a copy of the own slice, and let go of the rest."""
+        super().place(bucket)
+        device.set_kind(bucket.flat_param, "gathered")
+        device.name_storage(bucket.flat_param, bucket.name.rpartition("/")[0])
+        for slot in bucket.slots:
+            slot.param.data = placeholder(slot.param)
+        reshard_bucket(bucket)
+
+    def place_shard(self, bucket: Bucket) -> torch.Tensor:
+        """Copy the own slice out of the bucket, whose memory will go."""
+        with device.tag("param"):
+            return bucket.flat_param[slice(*bucket.bounds)].clone()
+
+    def owned(self, bucket: Bucket) -> torch.Tensor:
+        """Return the own slice [shard_numel], which now is a tensor of its own."""
+        return bucket.shard
+
+    # -- unshard and reshard ----------------------------------------------------------------
+
+    @torch.no_grad()
+    def fetch(self, unit: Unit) -> None:
+        """Start gathering a sharded unit."""
+        turn = self.turns[unit]
+        if turn.state is ShardState.SHARDED:
+            turn.works = [unshard_bucket(bucket) for bucket in unit.buckets]
+            turn.state = ShardState.IN_FLIGHT
+
+    @torch.no_grad()
+    def unshard(self, unit: Unit) -> None:
+        """Make a unit's parameters whole; returns when they may be used."""
+        turn = self.turns[unit]
+        self.fetch(unit)
+        if turn.state is ShardState.IN_FLIGHT:
+            for work in turn.works:
+                work.wait()
+            turn.works = []
+            for param, view in turn.entries:
+                param.data = view
+            turn.state = ShardState.UNSHARDED
+
+    @torch.no_grad()
+    def reshard(self, unit: Unit) -> None:
+        """Free a unit's full parameters; using one now gives NaN, never an old value."""
+        turn = self.turns[unit]
+        for work in turn.works:
+            work.wait()
+        turn.works = []
+        for param, _ in turn.entries:
+            param.data = placeholder(param)
+        for bucket in unit.buckets:
+            reshard_bucket(bucket)
+        turn.state = ShardState.SHARDED
+
+    def take_turn(self, unit: Unit, in_backward: bool) -> None:
+        """Unshard a unit and start gathering the one that followed it last time."""
+        self.unshard(unit)
+        now = (unit, in_backward)
+        if self.previous is not None and self.previous[0] is not unit:
+            if self.previous[1] == in_backward:
+                self.follower[self.previous] = unit
+        self.previous = now
+        follower = self.follower.get(now)
+        if self.options.prefetch and follower is not None:
+            self.fetch(follower)
+
+    # -- hooks ------------------------------------------------------------------------------
+
+    def register_hooks(self) -> None:
+        """Beside the gradients' hooks, ask every unit's module to announce its forward."""
+        super().register_hooks()
+        stage_ref = weakref.ref(self)
+        for unit in self.units:
+            unit_ref = weakref.ref(unit)
+            before = partial(_before_forward, stage_ref, unit_ref)
+            after = partial(_after_forward, stage_ref, unit_ref)
+            self.handles += [
+                unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+                unit.module.register_forward_hook(after, always_call=True),
+            ]
+
+    # -- the moments ------------------------------------------------------------------------
+
+    def pre_forward(self, unit: Unit) -> None:
+        """Make the unit whole before its module runs; inside backward it is being recomputed."""
+        self.take_turn(unit, in_backward=in_backward())
+
+    def post_forward(self, unit: Unit) -> None:
+        """Free the unit after its module ran, unless backward is about to use it."""
+        if not in_backward() and self.options.reshard_after_forward:
+            self.reshard(unit)
+
+    def watch_inputs(self, unit: Unit, inputs: Any) -> None:
+        """Count a forward call as pending until the gradients of its inputs are there."""
+        leaves = grad_leaves(inputs)
+        if not leaves or in_backward() or not torch.is_grad_enabled():
+            return
+        self.turns[unit].inputs_pending += 1
+        hook = partial(_inputs_done, weakref.ref(self), weakref.ref(unit))
+        register_multi_grad_hook(leaves, hook)
+
+    def watch_outputs(self, unit: Unit, outputs: Any) -> None:
+        """Ask for `pre_backward` when the first gradient reaches an output of the unit."""
+        if in_backward():
+            return
+        hook = partial(_first_grad, weakref.ref(self), weakref.ref(unit))
+        for leaf in grad_leaves(outputs):
+            leaf.register_hook(hook)
+
+    def pre_backward(self, unit: Unit) -> None:
+        """Make the unit whole again before backward goes through it."""
+        self.take_turn(unit, in_backward=True)
+
+    def grad_ready(self, bucket: Bucket, position: int) -> None:
+        """Take the gradient; with the last one of its unit, free the unit's parameters."""
+        super().grad_ready(bucket, position)
+        if bucket.complete:
+            self.reshard_if_done(self.unit_of[bucket])
+
+    def reshard_if_done(self, unit: Unit) -> None:
+        """Free a unit in backward once its gradients and those of its inputs are there."""
+        done = all(bucket.complete for bucket in unit.buckets if bucket.trainable)
+        turn = self.turns[unit]
+        if done and turn.inputs_pending <= 0 and turn.state is ShardState.UNSHARDED:
+            self.reshard(unit)
+
+    def before_model(self) -> None:
+        """Begin a new row of turns."""
+        self.previous = None
+
+    def after_model(self) -> None:
+        """Free what was gathered ahead and then not used."""
+        for unit, turn in self.turns.items():
+            if turn.state is ShardState.IN_FLIGHT:
+                self.reshard(unit)
+
+    def finish_backward(self) -> None:
+        """Free whatever is still whole, then reduce what is left."""
+        self.reshard_all()
+        super().finish_backward()
+
+    def reshard_all(self) -> None:
+        """Free every unit, also one that was gathered ahead and then not used."""
+        self.previous = None
+        for unit, turn in self.turns.items():
+            turn.inputs_pending = 0
+            if turn.state is not ShardState.SHARDED:
+                self.reshard(unit)
+
+    def publish(self, bucket: Bucket) -> comm.Work | None:
+        """Nothing to do: the next forward gathers the updated slices."""
+        return None
+
+
+def in_backward() -> bool:
+    """Whether autograd is running backward in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def grad_leaves(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in a nested structure that take part in backward."""
+    leaves = tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+_POISON: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+
+def placeholder(param: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the parameter's shape that holds one shared element, a NaN.
+
+    Whatever uses it by mistake gives NaN, and nothing crashes: with no memory at all behind
+    the parameter, `param.norm()` or `deepcopy` would end the process.
+    """
+    key = (param.dtype, param.device)
+    if key not in _POISON:
+        value = float("nan") if param.is_floating_point() else 0
+        with device.paused():
+            _POISON[key] = torch.full((), value, dtype=param.dtype, device=param.device)
+    return _POISON[key].expand(param.shape)
+
+
+def _entries(unit: Unit) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """Return (parameter, its slice of the bucket) for every parameter of the unit."""
+    return [
+        (slot.param, view)
+        for bucket in unit.buckets
+        for slot, view in zip(bucket.slots, bucket.views, strict=True)
+    ]
+
+
+Ref = Callable[[], Any]
+
+
+def _before_forward(stage_ref: Ref, unit_ref: Ref, _: nn.Module, args: Any, kwargs: Any) -> None:
+    stage, unit = stage_ref(), unit_ref()
+    if stage is not None:
+        stage.pre_forward(unit)
+        stage.watch_inputs(unit, (args, kwargs))
+
+
+def _after_forward(stage_ref: Ref, unit_ref: Ref, _: nn.Module, args: Any, outputs: Any) -> None:
+    stage, unit = stage_ref(), unit_ref()
+    if stage is not None:
+        stage.post_forward(unit)
+        stage.watch_outputs(unit, outputs)
+
+
+def _first_grad(stage_ref: Ref, unit_ref: Ref, grad: torch.Tensor) -> None:
+    stage, unit = stage_ref(), unit_ref()
+    if stage is not None:
+        stage.pre_backward(unit)
+
+
+def _inputs_done(stage_ref: Ref, unit_ref: Ref, grads: Any) -> None:
+    stage, unit = stage_ref(), unit_ref()
+    if stage is not None:
+        stage.turns[unit].inputs_pending -= 1
+        stage.reshard_if_done(unit)
