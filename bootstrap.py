@@ -30,10 +30,10 @@ OLDEST = (3, 11)
 COMMANDS = ("learn", "demo", "test", "lock")
 
 # Measured on Linux with two cores and Python 3.11; what PyTorch brings depends on the build.
-LIBRARIES_MB = 150
+LIBRARIES_MB = 190
 TORCH_CPU_MB = 200
 TORCH_CUDA_MB = 3000
-DISK_GB = 1.6
+DISK_GB = 1.7
 DISK_CUDA_GB = 7
 MINUTES = 3
 MINUTES_CUDA = 10

@@ -15,12 +15,12 @@ WIDGETS = ROOT / "widgets" / "zerolab_widgets"
 
 # Reading order. A module may import those to its left, and itself when it is a folder.
 ORDER = (
-    "errors records device comm spec gpt data config flat bucket optim ddp zero1 zero2 zero3 "
+    "errors records device comm spec gpt data config flat bucket optim precision ddp zero1 zero2 zero3 "
     "engine sim lab cli __main__"
 ).split()
 ENGINE = ORDER[: ORDER.index("sim")]
 # Their functions can become exercises, so they are reached through the module.
-CHAPTERS = "spec flat bucket optim ddp zero1 zero2 zero3".split()
+CHAPTERS = "spec flat bucket optim precision ddp zero1 zero2 zero3".split()
 NOT_FOR_THE_ENGINE = {"IPython", "ipywidgets", "plotly", "anywidget", "typer", "zerolab_widgets"}
 
 
