@@ -9,6 +9,7 @@ Reading order:
     ledger      the books: blocks, kinds, peak
     scopes      tag, in_phase, paused
     sharded     no reading of empty storages
+    requests    what is refused before it runs
     gpu         the virtual GPU: a ledger that sees every operation
     active      the GPU of the calling thread
     resize      the watch on storages that change their size
@@ -17,7 +18,7 @@ Reading order:
 
 from .active import current, in_phase, mark, name_storage, paused, set_kind, set_phase, tag
 from .gpu import VirtualGPU
-from .host import HostLedger, host, to_device, to_host
+from .host import HostLedger, host, on_host, to_device, to_host
 from .ledger import Ledger
 from .sizes import format_bytes, parse_bytes
 from .source import caller
@@ -35,6 +36,7 @@ __all__ = [
     "in_phase",
     "mark",
     "name_storage",
+    "on_host",
     "parse_bytes",
     "paused",
     "set_kind",

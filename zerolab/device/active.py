@@ -54,8 +54,8 @@ def _from_autograd_thread() -> "VirtualGPU | None":
     """CUDA backwards run in threads of autograd: there the process's only GPU is meant."""
     if torch._C._current_graph_task_id() == -1:
         return None
-    first = _everywhere[0]
-    return first if all(gpu is first for gpu in _everywhere) else None
+    gpus = list(_everywhere)
+    return gpus[0] if gpus and all(gpu is gpus[0] for gpu in gpus) else None
 
 
 def tag(kind: str) -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import Records
-from . import active, resize, sharded
+from . import active, requests, resize, sharded
 from .ledger import UNCOUNTED, Block, Ledger
 from .scopes import PausedScope, PhaseScope, TagScope
 
@@ -59,6 +59,7 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         index: int = 0,
         records: Records | None = None,
         timeline: bool = True,
+        device_type: str = "cpu",
     ) -> None:
         """Make an empty GPU.
 
@@ -67,15 +68,19 @@ class VirtualGPU(TorchDispatchMode, Ledger):
             index: its number, shown in messages.
             records: where to write; None for new ones.
             timeline: whether to keep every event in `records.memory`.
+            device_type: which tensors it holds: "cpu" when the GPU is virtual, "cuda" when
+                it keeps the books of a real one. Others, such as meta tensors, are not counted.
 
         Raises:
             UsageError: the capacity is no size.
         """
         TorchDispatchMode.__init__(self)
         Ledger.__init__(self, capacity, index, records, timeline)
+        self.device_type = device_type
         self.pauses = 0
+        self.host_scopes = 0  # how many `host.on_host` the thread is inside of
         self.host: HostLedger | None = None  # made by `host.host` when first asked for
-        self._entered: list[bool] = []  # for each `with`: did it push the mode?
+        self._entered: list[VirtualGPU | None] = []  # for each `with`: who was active before
         resize.watch(self)
 
     # What a user calls.
@@ -115,7 +120,9 @@ class VirtualGPU(TorchDispatchMode, Ledger):
     def name_storage(self, tensor: torch.Tensor, name: str) -> None:
         """Say which unit a storage belongs to: using it while it is empty raises and names it."""
         storage = tensor.untyped_storage()
-        block = self.live.get(storage._cdata) or self.admit(storage, "name_storage", "input")
+        block = self.live.get(storage._cdata) or self.admit(
+            storage, "name_storage", UNCOUNTED if self.pauses else "input"
+        )
         block.name = name
         block.closed = not storage.nbytes()
 
@@ -125,17 +132,25 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         Raises:
             torch.OutOfMemoryError: the growth does not fit; nothing is counted.
         """
-        if storage._cdata in self.live or not self.pauses:
+        is_mine = storage.device.type in {self.device_type, "meta"} and not self.pauses
+        if storage._cdata in self.live or is_mine:
             super().storage_resized(storage)
 
     # What torch calls.
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operation two wrappers of torch.compile, which would cost a third more."""
+        return False
+
     def __enter__(self) -> "VirtualGPU":
         """Become the GPU of the calling thread."""
-        push = active.current() is not self
-        if push:
+        outer = active.current()
+        if outer is not self:
             TorchDispatchMode.__enter__(self)
-        self._entered.append(push)
+            if outer is not None:
+                outer.pauses += 1  # one operation runs on one GPU: the innermost
+        self._entered.append(outer)
         active.activate(self)
         return self
 
@@ -147,8 +162,11 @@ class VirtualGPU(TorchDispatchMode, Ledger):
     ) -> None:
         """Give the thread back to the GPU before, if any."""
         active.deactivate(self)
-        if self._entered.pop():
+        outer = self._entered.pop()
+        if outer is not self:
             TorchDispatchMode.__exit__(self, exc_type, exc_value, traceback)
+            if outer is not None:
+                outer.pauses -= 1
 
     def __torch_dispatch__(
         self,
@@ -158,6 +176,8 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Look at the arguments, run the operation, look at the results."""
+        if self.capacity is not None and not self.pauses:
+            self._refuse_excess(func, args, kwargs)
         self._look_at_arguments(args, func)
         if kwargs:
             self._look_at_arguments(kwargs.values(), func)
@@ -187,6 +207,8 @@ class VirtualGPU(TorchDispatchMode, Ledger):
     def _unusual_argument(self, tensor: torch.Tensor, block: Block | None, func: Any) -> None:
         if block is not None:
             sharded.check(tensor, block.name, func)
+        elif tensor.device.type != self.device_type:
+            self.admit(tensor.untyped_storage(), op_name(func), UNCOUNTED)
         elif not self.pauses:
             self.admit(tensor.untyped_storage(), op_name(func), "input")
 
@@ -197,16 +219,23 @@ class VirtualGPU(TorchDispatchMode, Ledger):
             except NotImplementedError:
                 return
             block = self.live.get(storage._cdata)
-            if block is None or block.nbytes != storage.nbytes():
-                self._unusual_result(storage, block, func)
-        elif type(out) is tuple or type(out) is list:
+            if block is None:
+                self._new_result(out, storage, op_name(func))
+            elif block.nbytes != storage.nbytes():
+                self.resize(block, storage.nbytes(), op_name(func))
+        elif isinstance(out, _LISTS):
             for value in out:
                 self._look_at_results(value, func)
 
-    def _unusual_result(
-        self, storage: torch.UntypedStorage, block: Block | None, func: Any
+    def _new_result(self, tensor: torch.Tensor, storage: torch.UntypedStorage, op: str) -> None:
+        is_mine = not self.pauses and tensor.device.type == self.device_type
+        self.admit(storage, op, None if is_mine else UNCOUNTED)
+        if self.host_scopes and self.host is not None:
+            self.host.admit(storage, op, self.tagged)
+
+    def _refuse_excess(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> None:
-        if block is not None:
-            self.resize(block, storage.nbytes(), op_name(func))
-        else:
-            self.admit(storage, op_name(func), UNCOUNTED if self.pauses else None)
+        nbytes = requests.bytes_asked(func, args, kwargs, self.device_type)
+        if nbytes:
+            self.check_room(nbytes, op_name(func))

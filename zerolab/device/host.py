@@ -6,8 +6,12 @@ the host. On a CPU `.to("cpu")` returns the same tensor, so an offload would be 
 that live on a CUDA device take the way in `cuda.py`: pinned memory and a copy stream.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from ..errors import UsageError
 from ..records import Records
 from . import active, cuda, resize
 from .ledger import UNCOUNTED, Block, Ledger
@@ -59,6 +63,27 @@ def host() -> HostLedger:
     if gpu.host is None:
         gpu.host = HostLedger(index=gpu.index)
     return gpu.host
+
+
+@contextmanager
+def on_host() -> Iterator[HostLedger]:
+    """Count what is allocated inside in the host ledger, as for an optimizer on the host.
+
+    On a machine with CUDA allocate with `device="cpu"` inside, as you would anyway.
+
+    Raises:
+        UsageError: no virtual GPU is active, so nobody would see the allocations.
+    """
+    gpu = active.current()
+    if gpu is None:
+        raise UsageError("on_host() needs an active virtual GPU: enter `with VirtualGPU():` first")
+    ledger = host()
+    with gpu.paused():
+        gpu.host_scopes += 1
+        try:
+            yield ledger
+        finally:
+            gpu.host_scopes -= 1
 
 
 def to_host(tensor: torch.Tensor, pinned: bool = True) -> torch.Tensor:

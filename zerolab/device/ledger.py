@@ -119,6 +119,21 @@ class Ledger:
         self.records.marks.append(mark)
         return mark
 
+    def check_room(self, nbytes: int, op: str) -> None:
+        """Raise `torch.OutOfMemoryError` unless this many more bytes fit."""
+        if nbytes <= 0 or self.capacity is None or self.allocated_bytes + nbytes <= self.capacity:
+            return
+        raise oom.out_of_memory(
+            requested=nbytes,
+            capacity=self.capacity,
+            breakdown=self.by_kind(),
+            place=self.place,
+            rank=self.index,
+            op=op,
+            phase=self.phase,
+            where=source.caller(),
+        )
+
     # Three ways in.
 
     def admit(self, storage: torch.UntypedStorage, op: str, kind: str | None = None) -> Block:
@@ -134,14 +149,14 @@ class Ledger:
         """
         with self._lock:
             nbytes = 0 if kind == UNCOUNTED else storage.nbytes()
-            where = source.caller() if nbytes else ""
-            self._check_room(nbytes, op, where)
+            self.check_room(nbytes, op)
             block = self._open(storage, kind if kind is not None else self.tagged or "temp")
             if kind is None and self.tagged is None and self.phase == "forward":
                 self._born_in_forward[block.number] = block
             if nbytes:
-                self._apply(block, nbytes, op, where)
-        self.settle()
+                self._apply(block, nbytes, op, source.caller())
+        if self.dead:
+            self.settle()
         return block
 
     def resize(self, block: Block, nbytes: int, op: str) -> None:
@@ -150,12 +165,11 @@ class Ledger:
         Raises:
             torch.OutOfMemoryError: the growth does not fit; the block keeps its old size.
         """
-        if block.kind == UNCOUNTED or nbytes == block.nbytes:
-            return
         with self._lock:
-            where = source.caller()
-            self._check_room(nbytes - block.nbytes, op, where)
-            self._apply(block, nbytes - block.nbytes, op, where)
+            delta = 0 if block.kind == UNCOUNTED else nbytes - block.nbytes
+            if delta:
+                self.check_room(delta, op)
+                self._apply(block, delta, op, source.caller())
             block.closed = bool(block.name) and not nbytes
         self.settle()
 
@@ -240,20 +254,6 @@ class Ledger:
         if self._timeline is not None:
             self._timeline.set_kind(block.number, kind)
         return block
-
-    def _check_room(self, nbytes: int, op: str, where: str) -> None:
-        if nbytes <= 0 or self.capacity is None or self.allocated_bytes + nbytes <= self.capacity:
-            return
-        raise oom.out_of_memory(
-            requested=nbytes,
-            capacity=self.capacity,
-            breakdown=self.by_kind(),
-            place=self.place,
-            rank=self.index,
-            op=op,
-            phase=self.phase,
-            where=where,
-        )
 
     def _apply(self, block: Block, delta: int, op: str, where: str) -> None:
         self._applying = True

@@ -9,12 +9,13 @@ because autograd runs in the calling thread, below that line.
 import os
 import sys
 import sysconfig
+from pathlib import Path
 from types import FrameType
 
 import torch
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PACKAGE = f"{Path(__file__).resolve().parent.parent}{os.sep}"
+_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 _shown: dict[str, str] = {}
@@ -44,7 +45,7 @@ def _name_to_show(filename: str) -> str:
         return "cell"
     if filename.startswith("<frozen") or _is_library(filename):
         return ""
-    return os.path.basename(filename)
+    return Path(filename).name
 
 
 def _is_library(filename: str) -> bool:
