@@ -19,12 +19,25 @@ from typing import Any
 
 import torch
 
-from . import optimizers, reading, settings, source, triad
+from . import optimizers, reading, rules, schedulers, settings, source, triad
 from . import problems as _problems
 from .problems import ConfigError, Problem, Severity
 from .settings import Config
 
-__all__ = ["Config", "ConfigError", "Problem", "Report", "Severity", "build_optimizer", "examine", "load"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Problem",
+    "Report",
+    "Severity",
+    "build_optimizer",
+    "build_scheduler",
+    "examine",
+    "load",
+]
+
+
+ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,14 @@ class Report:
         return tuple(p for p in self.problems if p.severity is Severity.ERROR)
 
     def corrected(self) -> dict[str, Any]:
-        """The file with every problem put right."""
-        return _problems.corrected(self.raw, self.problems)
+        """The file with every problem put right; what one edit uncovers, the next round mends."""
+        raw, report = self.raw, self
+        for _ in range(ROUNDS):
+            fixed = _problems.corrected(raw, report.problems)
+            if fixed == raw:
+                break
+            raw, report = fixed, examine(fixed, self.world_size)
+        return raw
 
 
 def load(source: Any, world_size: int) -> Config:
@@ -82,20 +101,28 @@ def examine(given: Any, world_size: int) -> Report:
     text = source.open_source(given)
     read = reading.read(text.raw)
     found = [*text.problems, *read.problems]
+    solved = _solve(read, world_size)
+    if isinstance(solved, Problem):
+        found.append(solved)
+    found += rules.apply(read, world_size)
+    config = None
+    if isinstance(solved, triad.Triad) and not any(p.severity is Severity.ERROR for p in found):
+        warnings = tuple(str(p) for p in found if p.severity is Severity.WARNING)
+        config = settings.resolve(read.file, solved, world_size, warnings, text.raw)
+    return Report(text.name, world_size, text.raw, read, tuple(found), config)
+
+
+def _solve(read: reading.Reading, world_size: int) -> triad.Triad | Problem | None:
+    """The batch equation; None where one of its numbers was refused already."""
+    if not all(read.fine(name) for name in (triad.TOTAL, triad.MICRO, triad.ACCUM)):
+        return None
     file = read.file
-    solved = triad.solve(
+    return triad.solve(
         file.train_batch_size,
         file.train_micro_batch_size_per_gpu,
         file.gradient_accumulation_steps,
         world_size,
     )
-    if isinstance(solved, Problem):
-        found.append(solved)
-    config = None
-    if isinstance(solved, triad.Triad) and not any(p.severity is Severity.ERROR for p in found):
-        warnings = tuple(str(p) for p in found if p.severity is Severity.WARNING)
-        config = settings.resolve(file, solved, world_size, warnings, text.raw)
-    return Report(text.name, world_size, text.raw, read, tuple(found), config)
 
 
 def build_optimizer(cfg: Config, params: Iterable[Any]) -> torch.optim.Optimizer:
@@ -105,3 +132,14 @@ def build_optimizer(cfg: Config, params: Iterable[Any]) -> torch.optim.Optimizer
         ConfigError: the file has no optimizer block, or torch refuses its arguments.
     """
     return optimizers.build(cfg.optimizer, params)
+
+
+def build_scheduler(cfg: Config, optimizer: Any) -> Any:
+    """The schedule of the file's block on an optimizer, or None without a block.
+
+    Call its `step()` after every optimizer step that was not skipped.
+
+    Raises:
+        ConfigError: the schedule refuses its arguments.
+    """
+    return schedulers.build(cfg.scheduler, optimizer)

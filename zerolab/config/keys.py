@@ -6,16 +6,16 @@ work, that one declaration changes and nothing else.
 
 The policy, in one place:
 
-    status     a file that asks for it     meaning
-    works      nothing                     the engine does what the key says
-    always     warning if it says other    the engine does this whatever the value
-    idle       warning                     nothing reads it, here or (mostly) in DeepSpeed either
-    code       warning                     acts only when the script calls something as well
-    unheard    warning                     not yet in this version; the training is the same without
-    later      error                       not yet in this version; the run would not be what was asked
-    cuda       error                       needs CUDA kernels that zerolab does not have
-    refused    error                       outside what zerolab does, or wrong together with it
-    removed    error                       DeepSpeed 0.19.8 removed it
+    status     if a file asks   meaning
+    works      nothing          the engine does what the key says
+    always     warning          the engine does the default, whatever the file says
+    idle       warning          nothing reads it here, and often nothing in DeepSpeed either
+    code       warning          acts only when the script calls something as well
+    unheard    warning          not yet in this version; the training is the same without it
+    later      error            not yet in this version; the run would not be the one asked for
+    cuda       error            needs CUDA kernels that zerolab does not have
+    refused    error            outside what zerolab does
+    detail     nothing          a setting of the block above, and as good as that block
 """
 
 import json
@@ -43,10 +43,10 @@ class Status(StrEnum):
     LATER = "later"
     CUDA = "cuda"
     REFUSED = "refused"
-    REMOVED = "removed"
+    DETAIL = "detail"
 
 
-STOPS = frozenset({Status.LATER, Status.CUDA, Status.REFUSED, Status.REMOVED})
+STOPS = frozenset({Status.LATER, Status.CUDA, Status.REFUSED})
 SAYS = {
     Status.WORKS: "",
     Status.ALWAYS: "has no choice here",
@@ -56,7 +56,7 @@ SAYS = {
     Status.LATER: "is not yet in this version",
     Status.CUDA: "needs CUDA kernels that zerolab does not have",
     Status.REFUSED: "is refused",
-    Status.REMOVED: "was removed in DeepSpeed 0.19.8",
+    Status.DETAIL: "",
 }
 
 
@@ -64,6 +64,11 @@ class Block(BaseModel):
     """One object of the file; unknown names are found by the reader, with a suggestion."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
+
+    def asked(self) -> bool:
+        """Whether the block wants anything: it is switched on, or differs from its defaults."""
+        enabled = getattr(self, "enabled", None)
+        return self != type(self)() if enabled is None else bool(enabled)
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,11 @@ def refused(default: Any, does: str, why: str, **more: Any) -> Any:
     return _key(Status.REFUSED, default, does, why, **more)
 
 
+def detail(default: Any, does: str, **more: Any) -> Any:
+    """A key that shares the status of its block."""
+    return _key(Status.DETAIL, default, does, **more)
+
+
 def keys_of(block: type[Block], above: Path = ()) -> list[Key]:
     """The keys of one block, in the order of the schema."""
     return [_read(name, field, above) for name, field in block.model_fields.items()]
@@ -184,11 +194,14 @@ def _block_in(annotation: Any) -> type[Block] | None:
     return None
 
 
-def show(value: Any) -> str:
-    """A value as a JSON file would write it, short."""
+def show(value: Any, width: int = 60) -> str:
+    """A value as a JSON file would write it, in at most `width` characters."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    try:
+        text = json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -17,6 +17,8 @@ class Lion(torch.optim.Optimizer):
         param  = param * (1 - lr * weight_decay) - lr * update
         exp_avg = beta2 * exp_avg + (1 - beta2) * grad
 
+    The defaults are DeepSpeed's; the paper uses lr 1e-4 and betas (0.9, 0.99).
+
     Raises:
         ValueError: a negative rate or decay, or a beta outside [0, 1).
     """
@@ -24,8 +26,8 @@ class Lion(torch.optim.Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
     ) -> None:
         """Keep the arguments as the defaults of every parameter group."""

@@ -5,19 +5,21 @@ a parameter is cut, each with the reason.
 Phases: `check` looks the class up, compares the arguments with its signature and tries them on one
 element; `build` makes the optimizer.
 
-ZeRO steps on *segments*: the piece of a parameter that lies in this rank's shard. That is right only
-for an elementwise optimizer: the new value of an element depends on that element alone.
+ZeRO steps on *segments*: the piece of a parameter that lies in this rank's shard. That is right
+only for an elementwise optimizer: an element's new value depends on that element alone.
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from .keys import show
 from .lion import Lion
 from .problems import ConfigError, Edit, Path, Problem, Severity, error
-from .schema import Named
+from .schema import OptimizerBlock
 from .values import closest
 
 BLOCK: Path = ("optimizer",)
@@ -54,7 +56,13 @@ REFUSED = {
     "musgd": _WIDTH,
 }
 # Arguments of DeepSpeed's Adam that choose among its implementations: here there is one.
-ADAM_ONLY = ("adam_w_mode", "torch_adam", "bias_correction", "set_grad_none")
+ADAM_ONLY = (
+    "adam_w_mode",
+    "torch_adam",
+    "bias_correction",
+    "set_grad_none",
+    "fp32_optimizer_states",
+)
 
 
 def missing() -> Problem:
@@ -62,15 +70,15 @@ def missing() -> Problem:
     return Problem(
         BLOCK,
         Severity.NEEDS,
-        "there is no optimizer block: without an optimizer there is nothing to shard. DeepSpeed "
-        "stops with an AssertionError at stages 1 and 2; at stage 3 it silently builds an inference "
-        "engine whose backward fails",
-        'add "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, or pass optimizer= to initialize',
+        "there is no optimizer block: without an optimizer there is nothing to step and to shard. "
+        "DeepSpeed stops with an AssertionError at stages 1 and 2; at stage 3 it silently builds "
+        "an inference engine whose backward fails",
+        f"add {show({'optimizer': DEFAULT_BLOCK}, 80)[1:-1]}, or pass optimizer= to initialize",
         (Edit(BLOCK, DEFAULT_BLOCK),),
     )
 
 
-def check(block: Named | None) -> Iterator[Problem]:
+def check(block: OptimizerBlock | None) -> Iterator[Problem]:
     """The problems of an optimizer block, its type first, then its arguments."""
     if block is None:
         return
@@ -84,7 +92,7 @@ def check(block: Named | None) -> Iterator[Problem]:
         yield from _value_problems(block)
 
 
-def build(block: Named | None, params: Iterable[Any]) -> torch.optim.Optimizer:
+def build(block: OptimizerBlock | None, params: Iterable[Any]) -> torch.optim.Optimizer:
     """The optimizer of a block over tensors or parameter groups.
 
     AdamW and Adam are fused where torch can: one kernel, no temporaries.
@@ -102,15 +110,17 @@ def build(block: Named | None, params: Iterable[Any]) -> torch.optim.Optimizer:
     try:
         return kind(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise ConfigError([error((*BLOCK, "params"), str(cause), "change that argument")]) from cause
+        raise ConfigError(
+            [error((*BLOCK, "params"), str(cause), "change that argument")]
+        ) from cause
 
 
-def class_of(block: Named) -> type[torch.optim.Optimizer]:
+def class_of(block: OptimizerBlock) -> type[torch.optim.Optimizer]:
     """The class that a valid block names."""
     return _resolve(block)[0]
 
 
-def _resolve(block: Named) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def _resolve(block: OptimizerBlock) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     name = _plain(block.type)
     arguments = {k: v for k, v in block.params.items() if k not in ADAM_ONLY}
     if name == "adam" and block.params.get("adam_w_mode", True):
@@ -139,7 +149,7 @@ def _type_problem(name: str | None) -> Problem | None:
     return error(path, f"{name!r} is no optimizer of torch", remedy, Edit(path, meant or "AdamW"))
 
 
-def _name_problems(block: Named) -> Iterator[Problem]:
+def _name_problems(block: OptimizerBlock) -> Iterator[Problem]:
     known = _arguments(block)
     for name in block.params:
         path = (*BLOCK, "params", str(name))
@@ -155,13 +165,13 @@ def _name_problems(block: Named) -> Iterator[Problem]:
             yield error(path, f"is not an argument of {block.type}", remedy, fix)
 
 
-def _arguments(block: Named) -> set[str]:
+def _arguments(block: OptimizerBlock) -> set[str]:
     kind = ELEMENTWISE[_plain(block.type)]
     names = set(inspect.signature(kind.__init__).parameters) - {"self", "params"}
     return names | set(ADAM_ONLY) if _plain(block.type) in ("adam", "adamw") else names
 
 
-def _value_problems(block: Named) -> Iterator[Problem]:
+def _value_problems(block: OptimizerBlock) -> Iterator[Problem]:
     path = (*BLOCK, "params")
     if block.params.get("bias_correction", True) is not True:
         where = (*path, "bias_correction")
@@ -174,7 +184,7 @@ def _value_problems(block: Named) -> Iterator[Problem]:
     yield from _tried(block, path)
 
 
-def _tried(block: Named, path: Path) -> Iterator[Problem]:
+def _tried(block: OptimizerBlock, path: Path) -> Iterator[Problem]:
     """Let the class itself judge each argument, then all together, on a single element."""
     kind, arguments = _resolve(block)
     refused = False
@@ -184,10 +194,13 @@ def _tried(block: Named, path: Path) -> Iterator[Problem]:
             refused = True
             where = (*path, name)
             remedy = "change it, or delete it for the default"
-            yield error(where, f"{value!r} is refused by {kind.__name__}: {reason}", remedy, Edit(where, drop=True))
+            message = f"{show(value)} is refused by {kind.__name__}: {reason}"
+            yield error(where, message, remedy, Edit(where, drop=True))
     reason = "" if refused else _refusal(kind, arguments)
     if reason:
-        yield error(path, f"are refused by {kind.__name__}: {reason}", "change them", Edit(path, {}))
+        yield error(
+            path, f"are refused by {kind.__name__}: {reason}", "change them", Edit(path, {})
+        )
 
 
 def _refusal(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> str:
@@ -206,15 +219,20 @@ def _wrong_kind(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) ->
     defaults = inspect.signature(kind.__init__).parameters
     for name, value in arguments.items():
         default = defaults[name].default
-        if isinstance(default, bool) or default is None:
-            fits = value is None or isinstance(value, (bool, int, float))
-        elif isinstance(default, (int, float)):
-            fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        else:
-            fits = isinstance(value, (list, tuple)) and len(value) == len(default)
-        if not fits:
-            return f"{name} should look like {default!r}"
+        if not _alike(value, default):
+            return f"{name} should look like {show(default)}"
     return ""
+
+
+def _alike(value: Any, default: Any) -> bool:
+    if default is None:
+        return value is None or isinstance(value, bool)
+    if isinstance(default, (list, tuple)):
+        same_length = isinstance(value, (list, tuple)) and len(value) == len(default)
+        return same_length and all(map(_alike, value, default))
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _fusible(kind: type, arguments: dict[str, Any], groups: list[Any]) -> bool:
@@ -222,8 +240,18 @@ def _fusible(kind: type, arguments: dict[str, Any], groups: list[Any]) -> bool:
         return False
     if any(arguments.get(name) is not None for name in ("fused", "foreach")):
         return False
-    tensors = [t for g in groups for t in (g["params"] if isinstance(g, dict) else [g])]
+    tensors = [tensor for group in groups for tensor in _tensors(group)]
     return not arguments.get("differentiable") and all(map(_has_fused_kernel, tensors))
+
+
+def _tensors(group: Any) -> list[Any]:
+    """The tensors of a group dict, of a (name, tensor) pair, or the tensor itself."""
+    if isinstance(group, dict):
+        if not isinstance(group["params"], torch.Tensor):
+            group["params"] = list(group["params"])  # a generator can be read only once
+            return [tensor for item in group["params"] for tensor in _tensors(item)]
+        return [group["params"]]
+    return [group[1]] if isinstance(group, tuple) else [group]
 
 
 def _has_fused_kernel(tensor: Any) -> bool:

@@ -1,7 +1,7 @@
 """Chapter 12: from the names in a file to the schema, collecting every problem on the way.
 
 Data: a `Reading`: the filled schema, which keys the file gave (and how it spelled them), and what
-is wrong. Phases: `_rename` replaces DeepSpeed's old spellings; `_walk` looks every name up
+is wrong. Phases: `renamed` translates DeepSpeed's old spellings; `_walk` looks every name up
 (aliases, removed names, misspellings, "auto"); `_fill` lets pydantic check the values, sets the bad
 ones aside and fills the schema with the rest, so that the rules can still look at it.
 """
@@ -15,10 +15,11 @@ from . import renamed
 from .keys import Block, Key, all_keys, keys_of, show
 from .problems import Edit, Path, Problem, error, note
 from .schema import File
+from .source import Placeholder
 from .triad import ACCUM, MICRO, TOTAL
 from .values import closest
 
-PLACEHOLDER = object()  # stands for a value that could not be read; the reader has said so
+TRAINER = '"auto" is filled in by the Hugging Face Trainer, and nothing fills it in here'
 
 
 @dataclass
@@ -39,9 +40,13 @@ class Reading:
     wrong: set[Path] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
-    def says(self, *path: str) -> bool:
-        """Whether the file gives a readable value for this key."""
-        return path in self.given and path not in self.wrong
+    def fine(self, *path: str) -> bool:
+        """Whether the key has the value that the file wants: given and valid, or left out."""
+        return not any(path[:depth] in self.wrong for depth in range(1, len(path) + 1))
+
+    def spelled(self, *path: str) -> Path:
+        """The path of a key as the file writes it, or as the schema does."""
+        return self.written.get(path, path)
 
 
 def read(raw: dict[str, Any]) -> Reading:
@@ -54,73 +59,88 @@ def read(raw: dict[str, Any]) -> Reading:
 
 
 def _walk(
-    block: type[Block], data: dict[str, Any], path: Path, written: Path, reading: Reading
+    block: type[Block], data: dict[str, Any], path: Path, above: Path, reading: Reading
 ) -> dict[str, Any]:
     keys = {name: key for key in keys_of(block, path) for name in (key.name, *key.other_names)}
     values: dict[str, Any] = {}
     for name, value in data.items():
-        spelled = (*written, str(name))
-        key = keys.get(name)
+        key = keys.get(name) or _misspelt(name, (*above, name), keys, reading)
         if key is None:
-            reading.problems.append(_unknown(spelled, name, keys))
-        elif key.path in reading.given:
-            first = reading.written[key.path][-1]
-            reading.problems.append(_twice(spelled, first))
+            continue
+        if key.path in reading.given:
+            reading.problems.append(_twice((*above, name), reading.written[key.path][-1]))
         else:
-            reading.given[key.path], reading.written[key.path] = key, spelled
-            _take(key, value, spelled, values, reading)
+            reading.given[key.path], reading.written[key.path] = key, (*above, name)
+            _take(key, value, values, reading)
     return values
 
 
-def _take(key: Key, value: Any, spelled: Path, values: dict[str, Any], reading: Reading) -> None:
-    if value is PLACEHOLDER:
-        reading.wrong.add(key.path)
-    elif value == "auto" and key.default != "auto":
-        reading.wrong.add(key.path)
-        reading.problems.append(_auto(key, spelled))
-    elif key.block is not None and isinstance(value, dict):
-        values[key.field] = _walk(key.block, value, key.path, spelled, reading)
-    else:
-        values[key.field] = _without_auto(value, spelled, reading) if key.name == "params" else value
+def _misspelt(name: str, spelled: Path, keys: dict[str, Key], reading: Reading) -> Key | None:
+    """Report an unknown name; the key it most likely means, so that its value is read as well."""
+    meant = "" if renamed.gone(spelled) else closest(name, keys)
+    if not meant:
+        reading.problems.append(_unknown(spelled))
+        return None
+    fix = Edit(spelled, rename=meant)
+    reading.problems.append(_no_key(spelled, f"did you mean {meant!r}?", fix))
+    return keys[meant]
 
 
-def _without_auto(params: Any, spelled: Path, reading: Reading) -> Any:
-    if not isinstance(params, dict):
-        return params
-    for name in [name for name, value in params.items() if value == "auto"]:
-        reading.problems.append(
-            note((*spelled, str(name)), '"auto" is for the Hugging Face Trainer', "the default is used")
-        )
-    return {name: value for name, value in params.items() if value != "auto"}
-
-
-def _unknown(spelled: Path, name: Any, keys: dict[str, Key]) -> Problem:
-    gone = renamed.gone(spelled)
-    if gone:
-        return error(spelled, gone, "delete the key", Edit(spelled, drop=True))
-    meant = closest(str(name), keys)
-    if meant:
-        fix = Edit(spelled, rename=meant)
-        return error(spelled, "is not a key of this block", f"did you mean {meant!r}?", fix)
+def _unknown(spelled: Path) -> Problem:
+    reason, drop = renamed.gone(spelled), Edit(spelled, drop=True)
+    if reason:
+        return error(spelled, reason, "delete the key", drop)
+    name = spelled[-1]
     home = next((k for k in all_keys(File) if name in (k.name, *k.other_names)), None)
-    where = f"it belongs to {'.'.join(home.path[:-1]) or 'the root'}" if home else "delete it"
-    return error(spelled, "is not a key of this block", where, Edit(spelled, drop=True))
+    there = f"it belongs in {'.'.join(home.path[:-1]) or 'the root'}" if home else "delete it"
+    return _no_key(spelled, there, drop)
+
+
+def _no_key(spelled: Path, remedy: str, edit: Edit) -> Problem:
+    where = f"the block {spelled[-2]!r}" if spelled[1:] else "the root"
+    message = f"is not a key of {where}, so DeepSpeed ignores it or stops"
+    return error(spelled, message, remedy, edit)
 
 
 def _twice(spelled: Path, first: str) -> Problem:
-    remedy = f"keep {first!r}, delete this one"
-    return error(spelled, f"is given a second time, as {first!r} before", remedy, Edit(spelled, drop=True))
+    drop = Edit(spelled, drop=True)
+    return error(spelled, f"says again what {first!r} says", "keep one of them", drop)
+
+
+def _take(key: Key, value: Any, values: dict[str, Any], reading: Reading) -> None:
+    spelled = reading.written[key.path]
+    if isinstance(value, Placeholder) or (value == "auto" and key.default != "auto"):
+        reading.wrong.add(key.path)
+        problem = _auto(key, spelled) if value == "auto" else _placeholder(key, value, spelled)
+        reading.problems.append(problem)
+    elif key.block is not None and isinstance(value, dict):
+        values[key.field] = _walk(key.block, value, key.path, spelled, reading)
+    elif key.name == "params" and isinstance(value, dict):
+        values[key.field] = _arguments(value, spelled, reading)
+    else:
+        values[key.field] = value
+
+
+def _arguments(params: dict[str, Any], spelled: Path, reading: Reading) -> dict[str, Any]:
+    for name in [name for name, value in params.items() if value == "auto"]:
+        reading.problems.append(note((*spelled, name), TRAINER, "the class's default is used"))
+    return {name: value for name, value in params.items() if value != "auto"}
 
 
 def _auto(key: Key, spelled: Path) -> Problem:
-    message = '"auto" is filled in by the Hugging Face Trainer, and nothing fills it in here'
     if key.name in (TOTAL, MICRO, ACCUM):
-        return error(spelled, message, "write a number", Edit(spelled, drop=True))
-    return note(spelled, message, f"the default is used: {show(key.default)}")
+        return error(spelled, TRAINER, "write a number", Edit(spelled, drop=True))
+    return note(spelled, TRAINER, f"the default is used: {show(key.default)}")
+
+
+def _placeholder(key: Key, value: Placeholder, spelled: Path) -> Problem:
+    message = f"{value} is a manual's way to say `choose one`, not a value"
+    default = show(key.default)
+    return error(spelled, message, f"write {default}, the default", Edit(spelled, key.default))
 
 
 def _fill(values: dict[str, Any], reading: Reading) -> None:
-    """Fill the schema; every refused value is reported once and left out of the next try."""
+    """Fill the schema; each refused value is reported and left out of the next try."""
     while True:
         try:
             reading.file = File.model_validate(values)
@@ -131,25 +151,28 @@ def _fill(values: dict[str, Any], reading: Reading) -> None:
 
 
 def _set_aside(values: dict[str, Any], detail: Any, reading: Reading) -> None:
-    fields = [part for part in detail["loc"] if isinstance(part, str)]
-    block, holder, path = File, values, ()
-    for name in fields:
-        key = next((k for k in keys_of(block, path) if k.field == name), None)
-        if key is None:
-            break
-        path = key.path
-        if key.block is None or not isinstance(holder.get(name), dict):
-            holder.pop(name, None)
-            break
-        block, holder = key.block, holder[name]
-    if path not in reading.wrong:
-        reading.wrong.add(path)
-        reading.problems.append(_refused(reading.written[path], detail))
-
-
-def _refused(spelled: Path, detail: Any) -> Problem:
-    value, text = detail["input"], detail["msg"].removeprefix("Value error, ")
+    path = _pop(values, detail["loc"])
+    if path in reading.wrong:
+        return
+    reading.wrong.add(path)
+    spelled = reading.written[path]
+    text = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "model_type":
         text = "must be a block; write {...}"
     rule, _, remedy = text.partition("; ")
-    return error(spelled, f"{show(value)} {rule}", remedy, Edit(spelled, drop=True))
+    fix = Edit(spelled, drop=True)
+    reading.problems.append(error(spelled, f"{show(detail['input'])} {rule}", remedy, fix))
+
+
+def _pop(values: dict[str, Any], loc: tuple[Any, ...]) -> Path:
+    """Remove the value that pydantic points at; its canonical path."""
+    block: type[Block] = File
+    path: Path = ()
+    for name in loc:
+        key = next(k for k in keys_of(block, path) if k.field == name)
+        path, value = key.path, values.get(key.field)
+        if key.block is None or not isinstance(value, dict):
+            values.pop(key.field, None)
+            break
+        block, values = key.block, value
+    return path

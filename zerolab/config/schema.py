@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 
-from .keys import Block, idle, later, refused, through_code, unheard, works
+from .keys import Block, detail, idle, later, refused, through_code, unheard, works
 from .schema_zero import Zero
 from .values import (
     Count,
@@ -89,156 +89,159 @@ class DataTypes(Block):
 class Autocast(Block):
     """torch.autocast around the forward."""
 
-    enabled: Flag = refused(
-        False, "autocast the forward", "write `with torch.autocast(...)` in the script, or bf16"
-    )
-    dtype: DType = idle(torch.bfloat16, "its type", "see torch_autocast.enabled")
-    lower_precision_safe_modules: Texts | None = idle(None, "its modules", "see enabled")
+    enabled: Flag = detail(False, "autocast the forward")
+    dtype: DType = detail(torch.bfloat16, "its type")
+    lower_precision_safe_modules: Texts | None = detail(None, "its modules")
 
 
-class Named(Block):
-    """An optimizer or a scheduler: a type and its parameters."""
+class OptimizerBlock(Block):
+    """The optimizer that the engine builds."""
 
     type: Text | None = works(None, "name of the class")
-    params: Params = works({}, "arguments of the class")
+    params: Params = works({}, "its arguments")
     legacy_fusion: Flag = idle(False, "DeepSpeed: the older fused optimizer", "there is only one")
+
+
+class SchedulerBlock(Block):
+    """The learning-rate schedule that the engine builds."""
+
+    type: Text | None = works(None, "name of the class")
+    params: Params = works({}, "its arguments")
 
 
 class ActivationCheckpointing(Block):
     """Settings of `checkpointing.configure`; alone it wraps no layer."""
 
-    partition_activations: Flag = through_code(
-        False, "cut saved activations across the model-parallel ranks", CONFIGURE
+    partition_activations: Flag = detail(
+        False, "cut saved activations across the model-parallel ranks"
     )
-    contiguous_memory_optimization: Flag = through_code(
-        False, "saved activations in one arena; needs the other two", CONFIGURE
+    contiguous_memory_optimization: Flag = detail(
+        False, "saved activations in one arena; needs the other two"
     )
-    cpu_checkpointing: Flag = through_code(False, "saved activations on the host", CONFIGURE)
-    number_checkpoints: PositiveCount | None = through_code(
-        None, "slots of that arena, not a trade of memory against time", CONFIGURE
+    cpu_checkpointing: Flag = detail(False, "saved activations on the host")
+    number_checkpoints: PositiveCount | None = detail(
+        None, "slots of that arena, not a trade of memory against time"
     )
-    synchronize_checkpoint_boundary: Flag = through_code(
-        False, "synchronize the device at each boundary", CONFIGURE
-    )
-    profile: Flag = through_code(False, "time forward and backward", CONFIGURE)
+    synchronize_checkpoint_boundary: Flag = detail(False, "synchronize the device at each boundary")
+    profile: Flag = detail(False, "time forward and backward")
 
 
 class CommsLogger(Block):
     """Per-call communication log."""
 
-    enabled: Flag = unheard(False, "log every collective", "engine.records() always has them")
-    verbose: Flag = idle(False, "print each one", "see comms_logger.enabled")
-    prof_all: Flag = idle(True, "all operations", "see comms_logger.enabled")
-    debug: Flag = idle(False, "with the caller's name", "see comms_logger.enabled")
-    prof_ops: Texts = idle([], "only these operations", "see comms_logger.enabled")
+    enabled: Flag = detail(False, "log every collective")
+    verbose: Flag = detail(False, "print each one")
+    prof_all: Flag = detail(True, "all operations")
+    debug: Flag = detail(False, "with the caller's name")
+    prof_ops: Texts = detail([], "only these operations")
 
 
 class Writer(Block):
     """A monitor that writes files: TensorBoard or CSV."""
 
-    enabled: Flag = unheard(False, "write loss, learning rate and scale", MONITOR)
-    output_path: Text = idle("", "directory", MONITOR)
-    job_name: Text = idle("DeepSpeedJobName", "its subdirectory", MONITOR)
+    enabled: Flag = detail(False, "write loss, learning rate and scale")
+    output_path: Text = detail("", "directory")
+    job_name: Text = detail("DeepSpeedJobName", "its subdirectory")
 
 
 class WandB(Block):
     """Weights & Biases."""
 
-    enabled: Flag = unheard(False, "send to Weights & Biases", MONITOR)
-    group: Text | None = idle(None, "group", MONITOR)
-    team: Text | None = idle(None, "team", MONITOR)
-    project: Text = idle("deepspeed", "project", MONITOR)
+    enabled: Flag = detail(False, "send to Weights & Biases")
+    group: Text | None = detail(None, "group")
+    team: Text | None = detail(None, "team")
+    project: Text = detail("deepspeed", "project")
 
 
 class Comet(Block):
     """Comet."""
 
-    enabled: Flag = unheard(False, "send to Comet", MONITOR)
-    samples_log_interval: PositiveCount = idle(100, "samples between two points", MONITOR)
-    project: Text | None = idle(None, "project", MONITOR)
-    workspace: Text | None = idle(None, "workspace", MONITOR)
-    api_key: Text | None = idle(None, "key", MONITOR)
-    experiment_name: Text | None = idle(None, "name", MONITOR)
-    experiment_key: Text | None = idle(None, "experiment to continue", MONITOR)
-    online: Flag | None = idle(None, "online or offline", MONITOR)
-    mode: Text | None = idle(None, "get, create or either", MONITOR)
+    enabled: Flag = detail(False, "send to Comet")
+    samples_log_interval: PositiveCount = detail(100, "samples between two points")
+    project: Text | None = detail(None, "project")
+    workspace: Text | None = detail(None, "workspace")
+    api_key: Text | None = detail(None, "key")
+    experiment_name: Text | None = detail(None, "name")
+    experiment_key: Text | None = detail(None, "experiment to continue")
+    online: Flag | None = detail(None, "online or offline")
+    mode: Text | None = detail(None, "get, create or either")
 
 
 class FlopsProfiler(Block):
     """DeepSpeed's FLOPS profiler."""
 
-    enabled: Flag = unheard(False, "profile one step", LOGGING)
-    recompute_fwd_factor: NonNegativeReal = idle(0.0, "recomputed share", LOGGING)
-    profile_step: PositiveCount = idle(1, "which step", LOGGING)
-    module_depth: Integer = idle(-1, "depth of the table", LOGGING)
-    top_modules: PositiveCount = idle(1, "rows a level", LOGGING)
-    detailed: Flag = idle(True, "per module", LOGGING)
-    output_file: Text | None = idle(None, "file", LOGGING)
+    enabled: Flag = detail(False, "profile one step")
+    recompute_fwd_factor: NonNegativeReal = detail(0.0, "recomputed share")
+    profile_step: PositiveCount = detail(1, "which step")
+    module_depth: Integer = detail(-1, "depth of the table")
+    top_modules: PositiveCount = detail(1, "rows a level")
+    detailed: Flag = detail(True, "per module")
+    output_file: Text | None = detail(None, "file")
 
 
 class Throughput(Block):
     """The throughput timer."""
 
-    enabled: Flag = unheard(True, "time whole steps", LOGGING)
-    synchronized: Flag = idle(True, "synchronize the device first", LOGGING)
+    enabled: Flag = detail(True, "time whole steps")
+    synchronized: Flag = detail(True, "synchronize the device first")
 
 
 class Timers(Block):
     """Timers."""
 
-    throughput: Throughput = unheard(Throughput, "samples a second", LOGGING)
+    throughput: Throughput = detail(Throughput, "samples a second")
 
 
 class AIO(Block):
     """Asynchronous file access for the NVMe tier."""
 
-    block_size: PositiveCount = idle(1_048_576, "bytes of a request", "no NVMe tier yet")
-    queue_depth: PositiveCount = idle(8, "requests under way", "no NVMe tier yet")
-    thread_count: PositiveCount = idle(1, "older name of intra_op_parallelism", "no NVMe tier yet")
-    intra_op_parallelism: PositiveCount = idle(1, "threads a request", "no NVMe tier yet")
-    single_submit: Flag = idle(False, "submit one by one", "no NVMe tier yet")
-    overlap_events: Flag = idle(True, "overlap submission and completion", "no NVMe tier yet")
-    use_gds: Flag = idle(False, "GPUDirect Storage", "no NVMe tier yet")
+    block_size: PositiveCount = detail(1_048_576, "bytes of a request")
+    queue_depth: PositiveCount = detail(8, "requests under way")
+    thread_count: PositiveCount = detail(1, "older name of intra_op_parallelism")
+    intra_op_parallelism: PositiveCount = detail(1, "threads a request")
+    single_submit: Flag = detail(False, "submit one by one")
+    overlap_events: Flag = detail(True, "overlap submission and completion")
+    use_gds: Flag = detail(False, "GPUDirect Storage")
 
 
 class ParallelWrite(Block):
     """How DeepSpeed writes layers in parallel."""
 
-    pipeline_stage: Flag = idle(False, "each pipeline stage writes", "no pipeline engine here")
+    pipeline_stage: Flag = detail(False, "each pipeline stage writes")
 
 
 class CheckpointWriter(Block):
     """DeepSpeed's file writer."""
 
-    type: WriterKind = unheard("FAST", "kind of writer", SAVING)
-    io_buffer_size: PositiveCount = idle(64 * 2**20, "bytes of its buffer", SAVING)
-    io_buffer_double: Flag = idle(True, "two buffers", SAVING)
-    show_statistics: Flag = idle(False, "print speeds", SAVING)
-    data_parallel: Writers | None = idle(None, "who writes", SAVING)
-    decoupled: Flag = idle(False, "write in the background", SAVING)
-    io_multiplier: PositiveCount = idle(1, "writers", SAVING)
+    type: WriterKind = detail("FAST", "kind of writer")
+    io_buffer_size: PositiveCount = detail(64 * 2**20, "bytes of its buffer")
+    io_buffer_double: Flag = detail(True, "two buffers")
+    show_statistics: Flag = detail(False, "print speeds")
+    data_parallel: Writers | None = detail(None, "who writes")
+    decoupled: Flag = detail(False, "write in the background")
+    io_multiplier: PositiveCount = detail(1, "writers")
 
 
 class Checkpoint(Block):
     """Saving the training to disk."""
 
-    tag_validation: TagRule = unheard("WARN", "ranks differ in the tag", SAVING)
-    load_universal: Flag = unheard(False, "read universal files", SAVING)
-    use_node_local_storage: Flag = unheard(False, "each node writes its own disk", SAVING)
-    parallel_write: ParallelWrite = unheard(ParallelWrite, "parallel writing", SAVING)
-    checkpoint_serialization: Flag = unheard(True, "pickle or raw tensors", SAVING)
-    writer: CheckpointWriter | None = unheard(None, "the file writer", SAVING)
+    tag_validation: TagRule = detail("WARN", "ranks differ in the tag")
+    load_universal: Flag = detail(False, "read universal files")
+    use_node_local_storage: Flag = detail(False, "each node writes its own disk")
+    parallel_write: ParallelWrite = detail(ParallelWrite, "parallel writing")
+    checkpoint_serialization: Flag = detail(True, "pickle or raw tensors")
+    writer: CheckpointWriter | None = detail(None, "the file writer")
 
 
 class Pipeline(Block):
     """DeepSpeed's pipeline engine."""
 
-    stages: Text | PositiveCount = idle("auto", "pipeline stages", "no pipeline engine here")
-    partition: Text = idle("best", "how layers are dealt", "no pipeline engine here")
-    seed_layers: Flag = idle(False, "seed each layer", "no pipeline engine here")
-    activation_checkpoint_interval: Count = idle(0, "layers a block", "no pipeline engine here")
-    pipe_partitioned: Flag = idle(True, "cut activations", "no pipeline engine here")
-    grad_partitioned: Flag = idle(True, "cut their gradients", "no pipeline engine here")
+    stages: Text | PositiveCount = detail("auto", "pipeline stages")
+    partition: Text = detail("best", "how layers are dealt")
+    seed_layers: Flag = detail(False, "seed each layer")
+    activation_checkpoint_interval: Count = detail(0, "layers a block")
+    pipe_partitioned: Flag = detail(True, "cut activations")
+    grad_partitioned: Flag = detail(True, "cut their gradients")
 
 
 class ZeroLab(Block):
@@ -266,8 +269,8 @@ class File(Block):
     bf16: BF16 = works(BF16, "bfloat16", other_names=("bfloat16",))
     data_types: DataTypes = works(DataTypes, "types of numbers")
     torch_autocast: Autocast = refused(Autocast, "torch.autocast", "see enabled")
-    optimizer: Named | None = works(None, "the optimizer the engine builds")
-    scheduler: Named | None = works(None, "the learning-rate schedule the engine builds")
+    optimizer: OptimizerBlock | None = works(None, "the optimizer the engine builds")
+    scheduler: SchedulerBlock | None = works(None, "the learning-rate schedule the engine builds")
     gradient_clipping: NonNegativeReal = works(
         0.0, "largest global norm of the gradients; 0: off", deepspeed=1.0
     )
@@ -294,7 +297,9 @@ class File(Block):
     dump_state: Flag = unheard(False, "print the state at the start", "zerolab config check does")
     dataloader_drop_last: Flag = works(False, "drop the last, smaller batch of training_data")
     disable_python_gc: Flag = idle(False, "no garbage collection in a step", "left to Python")
-    disable_allgather: Flag = idle(False, "nothing", "dead: DeepSpeed parses it and reads it nowhere")
+    disable_allgather: Flag = idle(
+        False, "nothing", "dead: DeepSpeed parses it and reads it nowhere"
+    )
     vocabulary_size: PositiveCount | None = works(None, "only checked: a multiple of 8 is faster")
     zero_allow_untested_optimizer: Flag = idle(
         False,

@@ -8,7 +8,7 @@ say so: its own keep small models whole at stage 3, so that nothing is left to s
 import sys
 from typing import Annotated, Any
 
-from .keys import Block, always, cuda, idle, later, refused, unheard, works
+from .keys import Block, always, cuda, detail, idle, later, refused, unheard, works
 from .values import (
     Count,
     Flag,
@@ -35,44 +35,49 @@ def _stage3(name: str, **more: Any) -> dict[str, Any]:
 class OffloadParam(Block):
     """Where the sharded parameters of stage 3 rest between their uses."""
 
-    device: Device = later("none", "none, cpu or nvme", HOST)
-    nvme_path: Text | None = later(None, "directory of the NVMe files", NVME)
-    buffer_count: PositiveCount = idle(5, "NVMe buffers", NVME)
-    buffer_size: PositiveCount = idle(100_000_000, "elements of one NVMe buffer", NVME)
-    max_in_cpu: Count = idle(1_000_000_000, "elements kept on the host with NVMe", NVME)
-    pin_memory: Flag = idle(True, "page-locked host memory, so that copies overlap", HOST)
+    device: Device = detail("none", "none, cpu or nvme")
+    nvme_path: Text | None = detail(None, "directory of the NVMe files")
+    buffer_count: PositiveCount = detail(5, "NVMe buffers")
+    buffer_size: PositiveCount = detail(100_000_000, "elements of one NVMe buffer")
+    max_in_cpu: Count = detail(1_000_000_000, "elements kept on the host with NVMe")
+    pin_memory: Flag = detail(True, "page-locked host memory, so that copies overlap")
 
 
 class OffloadOptimizer(Block):
     """Where master weights and optimizer states rest, and where the step runs."""
 
-    device: Device = later("none", "none, cpu or nvme", HOST)
-    nvme_path: Text | None = later(None, "directory of the NVMe files", NVME)
-    buffer_count: PositiveCount = idle(4, "NVMe buffers", NVME)
-    pin_memory: Flag = idle(True, "page-locked host memory, so that copies overlap", HOST)
-    pipeline_read: Flag = idle(False, "read ahead from NVMe", NVME)
-    pipeline_write: Flag = idle(False, "write behind to NVMe", NVME)
-    pipeline: Flag = idle(False, "both of the above", NVME)
-    fast_init: Flag = idle(False, "faster first write to NVMe", NVME)
-    ratio: Share = later(1.0, "share of the states that goes to the host (stage 3)", HOST)
-    super_offload: Flag = cuda(False, "DeepSpeed's SuperOffload", "it is written for GH200 hosts")
-    cpuadam_cores_perc: Share = idle(0.8, "share of the cores for SuperOffload", "see super_offload")
+    device: Device = detail("none", "none, cpu or nvme")
+    nvme_path: Text | None = detail(None, "directory of the NVMe files")
+    buffer_count: PositiveCount = detail(4, "NVMe buffers")
+    pin_memory: Flag = detail(True, "page-locked host memory, so that copies overlap")
+    pipeline_read: Flag = detail(False, "read ahead from NVMe")
+    pipeline_write: Flag = detail(False, "write behind to NVMe")
+    pipeline: Flag = detail(False, "both of the above")
+    fast_init: Flag = detail(False, "faster first write to NVMe")
+    ratio: Share = detail(1.0, "share of the states that goes to the host (stage 3)")
+    super_offload: Flag = detail(False, "DeepSpeed's SuperOffload")
+    cpuadam_cores_perc: Share = detail(0.8, "share of the cores for SuperOffload")
 
 
 class LeafModule(Block):
     """Modules that DeepSpeed gathers as one piece."""
 
-    classes: Texts = idle([], "class names", "name units with zerolab.unit_modules")
-    names: Texts = idle([], "module names", "name units with zerolab.unit_modules")
-    name_suffixes: Texts = idle([], "ends of names", "name units with zerolab.unit_modules")
+    classes: Texts = detail([], "class names")
+    names: Texts = detail([], "module names")
+    name_suffixes: Texts = detail([], "ends of names")
 
 
 class Zero(Block):
     """The `zero_optimization` block."""
 
-    stage: Stage = works(0, "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters")
+    stage: Stage = works(
+        0, "what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters"
+    )
     contiguous_gradients: Flag = always(
-        True, "gradients land in a flat bucket", "a bucket is always one flat tensor", stages=(1, 2, 3)
+        True,
+        "gradients land in a flat bucket",
+        "a bucket is always one flat tensor",
+        stages=(1, 2, 3),
     )
     reduce_scatter: Flag = works(
         True, "true: each rank receives only its slice; false: all-reduce", stages=(1, 2, 3)
@@ -101,7 +106,9 @@ class Zero(Block):
     overlap_comm: Flag | None = works(
         None, "reduce and gather while backward computes; default true", deepspeed="true at stage 3"
     )
-    compute_grad_norm: Flag = works(True, "false: no norm when nothing is clipped", stages=STAGES_12)
+    compute_grad_norm: Flag = works(
+        True, "false: no norm when nothing is clipped", stages=STAGES_12
+    )
     load_from_fp32_weights: Flag = unheard(
         True, "restore master weights from fp32 files", "saving comes later", stages=STAGES_12
     )
@@ -197,7 +204,10 @@ class Zero(Block):
         False, "ZeRO++: int4 gradients", "the quantizers are CUDA code", stages=STAGE_3
     )
     memory_efficient_linear: Flag = idle(
-        True, "DeepSpeed: a Linear that saves no weight", "no layer is replaced here", stages=STAGE_3
+        True,
+        "DeepSpeed: a Linear that saves no weight",
+        "no layer is replaced here",
+        stages=STAGE_3,
     )
     pipeline_loading_checkpoint: Flag = idle(
         False, "DeepSpeed: overlap loading", "files are read bucket by bucket", stages=STAGE_3

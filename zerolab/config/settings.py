@@ -55,8 +55,8 @@ class Config:
     fp16: schema.FP16
     bf16: schema.BF16
     gradient_clipping: float
-    optimizer: schema.Named | None
-    scheduler: schema.Named | None
+    optimizer: schema.OptimizerBlock | None
+    scheduler: schema.SchedulerBlock | None
     activation_checkpointing: schema.ActivationCheckpointing
     reduce_every_micro_step: bool
     unit_modules: tuple[str, ...]

@@ -1,50 +1,147 @@
-"""Chapter 12: where a configuration comes from: a dict, a file, or base64 of JSON.
+"""Chapter 12: where a configuration comes from: a dict, a JSON or HJSON file, base64 of JSON.
 
-Data: a `Source`: its name for messages, the dict, and what was wrong with the text itself.
+Data: a `Source`: its name for messages, the dict, and what is wrong with the text itself.
+Phases: `_tidy` puts right what is not even HJSON but is found in articles and in Python code (the
+choice `[true|false]`, `True`, a missing pair of outer braces); hjson reads the rest, comments and
+all; `_settle` finds keys that stand twice in one object.
 """
 
 import base64
 import binascii
-import copy
-import json
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from .problems import ConfigError, Problem, error
+import hjson
+
+from .problems import ConfigError, Edit, Path, Problem, error
+
+DEEPEST = 20  # blocks within blocks; a real file has four
+MARK = "\x00placeholder "
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+# Strings and comments pass through unchanged; the last two groups are what `_tidy` looks for.
+_TOKEN = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|#[^\n]*|//[^\n]*|/\*.*?\*/'
+    r"|(?P<choice>\[\s*\w+(?:\s*\|\s*\w+)+\s*\])|\b(?P<word>True|False|None)\b",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """A documentation's `[true|false]` where a value belongs."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass
 class Source:
-    """A configuration as it was given: the dict, and problems of the text."""
+    """A configuration as it was given: the dict, and the problems of the text."""
 
     name: str
     raw: dict[str, Any]
     problems: list[Problem] = field(default_factory=list)
 
 
-def open_source(source: Any) -> Source:
-    """Read a dict, the path of a JSON file, or base64 of JSON.
+def open_source(given: Any) -> Source:
+    """Read a dict, the path of a JSON or HJSON file, or base64 of JSON.
 
     Raises:
-        ConfigError: it is none of them, or the file cannot be read.
+        ConfigError: it is none of them, or the text cannot be read at all.
     """
-    if isinstance(source, dict):
-        return Source("config", copy.deepcopy(source))
-    if isinstance(source, (str, os.PathLike)):
-        name, text = _text(source)
-        raw = json.loads(text)
-        return Source(name, raw)
-    raise ConfigError([error((), f"{source!r} is no configuration", "give a dict or a path")])
+    if isinstance(given, Mapping):
+        return Source("config", _settle(given, (), []))
+    if isinstance(given, (str, os.PathLike)):
+        name, text = _text(os.fspath(given))
+        return parse(text, name)
+    kind = type(given).__name__
+    raise ConfigError([error((), f"a {kind} is no configuration", "give a dict or a path")])
 
 
-def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
-    path = FilePath(source)
+def parse(text: str, name: str = "config") -> Source:
+    """Read the text of a file.
+
+    Raises:
+        ConfigError: the text is no object, with line and column.
+    """
+    problems: list[Problem] = []
+    try:
+        raw = hjson.loads(_tidy(text, problems), object_pairs_hook=_Pairs)
+    except hjson.HjsonDecodeError as cause:
+        where = f"line {cause.lineno}, column {cause.colno}"
+        message = f"{where}: {cause.msg[:1].lower()}{cause.msg[1:]}"
+        remedy = "look for a missing quote, comma or brace there or just before"
+        raise ConfigError([*problems, error((), message, remedy)], name) from cause
+    except (RecursionError, ValueError) as cause:
+        raise ConfigError([error((), f"cannot be read: {cause}", "write JSON")], name) from cause
+    if not isinstance(raw, _Pairs):
+        shown = type(raw).__name__
+        raise ConfigError([error((), f"holds a {shown}", 'write an object: {"key": value}')], name)
+    return Source(name, _settle(raw, (), problems), problems)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object as hjson reads it, with every key it has, twice if it stands twice."""
+
+
+def _text(given: str) -> tuple[str, str]:
+    path = FilePath(given)
     try:
         if path.is_file():
-            return path.name, path.read_text(encoding="utf-8")
-        return "config", base64.b64decode(os.fspath(source), validate=True).decode()
+            return path.name, path.read_text(encoding="utf-8-sig")
+        return "config", base64.b64decode(given, validate=True).decode()
     except (OSError, ValueError, binascii.Error) as cause:
-        message = f"{os.fspath(source)!r} is neither a readable file nor base64 of JSON"
+        shown = given if len(given) < 100 else given[:97] + "..."
+        message = f"{shown!r} is neither a readable file nor base64 of JSON"
         raise ConfigError([error((), message, "give a dict or the path of a file")]) from cause
+
+
+def _tidy(text: str, problems: list[Problem]) -> str:
+    words: set[str] = set()
+
+    def replace(match: re.Match[str]) -> str:
+        if match["choice"]:
+            return f'"\\u0000{MARK[1:]}{match["choice"]}"'
+        if match["word"]:
+            words.add(match["word"])
+            return PYTHON_WORDS[match["word"]]
+        return match[0]
+
+    tidy = _TOKEN.sub(replace, text)
+    for word in sorted(words):
+        message = f"{word} is Python, not JSON"
+        problems.append(error((), message, f"write {PYTHON_WORDS[word]}"))
+    bare = re.sub(r"#[^\n]*|//[^\n]*|/\*.*?\*/", "", tidy, flags=re.DOTALL).strip()
+    return tidy if bare.startswith("{") or '"' not in bare else "{" + tidy + "\n}"
+
+
+def _settle(data: Any, path: Path, problems: list[Problem]) -> Any:
+    """A plain copy: dicts of dicts, duplicates reported, placeholders marked as such."""
+    if len(path) > DEEPEST:
+        raise ConfigError([error((), f"has blocks more than {DEEPEST} deep", "flatten it")])
+    if isinstance(data, str) and data.startswith(MARK):
+        return Placeholder(data.removeprefix(MARK))
+    if isinstance(data, (_Pairs, Mapping)):
+        return _settle_object(data, path, problems)
+    if isinstance(data, (list, tuple)):
+        return [_settle(item, (*path, "[]"), problems) for item in data]
+    return data
+
+
+def _settle_object(data: Any, path: Path, problems: list[Problem]) -> dict[str, Any]:
+    settled: dict[str, Any] = {}
+    for name, value in data if isinstance(data, _Pairs) else data.items():
+        here = (*path, str(name))
+        if str(name) in settled:
+            message = "stands twice in this object, and readers disagree which one counts"
+            kept = Edit(here, settled[str(name)])
+            problems.append(error(here, message, "keep one of the two", kept))
+        else:
+            settled[str(name)] = _settle(value, here, problems)
+    return settled

@@ -71,7 +71,9 @@ def _impossible(
     assert total is not None  # without it the equation defines it
     choices = nearby(total, micro, accum, world_size)
     best = choices[0]
-    equation = f"{total} = {_factor(micro, 'micro')} x {_factor(accum, 'accum')} x {world_size} GPUs"
+    equation = (
+        f"{total} = {_factor(micro, 'micro')} x {_factor(accum, 'accum')} x {world_size} GPUs"
+    )
     worlds = fitting_worlds(total, micro, accum)
     also = f", or run on {_either(worlds)} GPUs" if worlds else ""
     listed = "; ".join(f"{c.total} = {c.micro} x {c.accum} x {world_size}" for c in choices)
