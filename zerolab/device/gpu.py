@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import Records
-from . import active, requests, resize, sharded
+from . import active, requests, resize, sharded, tensor_cores
 from .ledger import UNCOUNTED, Block, Ledger
 from .scopes import PausedScope, PhaseScope, TagScope
 
@@ -36,6 +36,13 @@ def op_name(func: Any) -> str:
     if name is None:
         name = _op_names[func] = str(func.overloadpacket)
     return name
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Give the dense tensors that hold a sparse one, which has no storage of its own."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return ()
 
 
 class VirtualGPU(TorchDispatchMode, Ledger):
@@ -80,7 +87,9 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         self.pauses = 0
         self.host_scopes = 0  # how many `host.on_host` the thread is inside of
         self.host: HostLedger | None = None  # made by `host.host` when first asked for
-        self._entered: list[VirtualGPU | None] = []  # for each `with`: who was active before
+        self._entered: list[
+            tuple[VirtualGPU | None, int]
+        ] = []  # each `with`: GPU and pauses before
         resize.watch(self)
 
     # What a user calls.
@@ -146,11 +155,12 @@ class VirtualGPU(TorchDispatchMode, Ledger):
     def __enter__(self) -> "VirtualGPU":
         """Become the GPU of the calling thread."""
         outer = active.current()
+        self._entered.append((outer, self.pauses))
         if outer is not self:
             TorchDispatchMode.__enter__(self)
+            self.pauses = 0
             if outer is not None:
                 outer.pauses += 1  # one operation runs on one GPU: the innermost
-        self._entered.append(outer)
         active.activate(self)
         return self
 
@@ -162,9 +172,10 @@ class VirtualGPU(TorchDispatchMode, Ledger):
     ) -> None:
         """Give the thread back to the GPU before, if any."""
         active.deactivate(self)
-        outer = self._entered.pop()
+        outer, pauses = self._entered.pop()
         if outer is not self:
             TorchDispatchMode.__exit__(self, exc_type, exc_value, traceback)
+            self.pauses = pauses
             if outer is not None:
                 outer.pauses -= 1
 
@@ -181,6 +192,9 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         self._look_at_arguments(args, func)
         if kwargs:
             self._look_at_arguments(kwargs.values(), func)
+        if func in tensor_cores.KERNELS:
+            out = tensor_cores.in_fp32(func, args, kwargs or {})
+        elif kwargs:
             out = func(*args, **kwargs)
         else:
             out = func(*args)
@@ -197,7 +211,8 @@ class VirtualGPU(TorchDispatchMode, Ledger):
             if isinstance(value, torch.Tensor):
                 try:
                     block = live.get(value.untyped_storage()._cdata)
-                except NotImplementedError:  # sparse: its parts are tensors of their own
+                except NotImplementedError:
+                    self._look_at_arguments(_parts(value), func)
                     continue
                 if block is None or block.closed:
                     self._unusual_argument(value, block, func)
@@ -217,6 +232,7 @@ class VirtualGPU(TorchDispatchMode, Ledger):
             try:
                 storage = out.untyped_storage()
             except NotImplementedError:
+                self._look_at_results(_parts(out), func)
                 return
             block = self.live.get(storage._cdata)
             if block is None:
