@@ -16,6 +16,7 @@ from time import perf_counter
 
 import torch
 
+from ..errors import UsageError
 from ..records import Mark, Records
 from . import oom, sizes, source
 from .timeline import Timeline
@@ -30,7 +31,7 @@ class Block(weakref.ref[torch.UntypedStorage]):
 
     ledger: "Ledger"
     key: int  # address of the C++ storage, unique while that lives
-    number: int  # the how-manieth block of this ledger
+    number: int  # the how-manieth counted block of this ledger, -1 for uncounted ones
     nbytes: int  # bytes counted for it now
     kind: str  # one of records.KINDS, or UNCOUNTED
     name: str  # the unit it belongs to, "" for none
@@ -73,6 +74,7 @@ class Ledger:
         self.capacity = None if capacity is None else sizes.parse_bytes(capacity)
         self.index = index
         self.records = Records(rank=index) if records is None else records
+        self._timeline = _timeline_of(self.records) if timeline else None
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self.phase = "idle"
@@ -82,13 +84,12 @@ class Ledger:
         self._peak_by_kind: dict[str, int] = {}
         self._at_peak = True  # nothing was freed since the peak: it is the present
         self._blocks_at_peak = 0  # how many blocks had been born when the peak was reached
-        self._num_blocks = 0
+        self._num_blocks = 0 if self._timeline is None else self._timeline.num_blocks
         self.tagged: str | None = None  # kind of the innermost `tag`
         self._born_in_forward: dict[int, Block] = {}
         self._lock = threading.RLock()
         self._applying = False
         self._start = perf_counter()
-        self._timeline = _timeline_of(self.records) if timeline else None
 
     # Reading the books.
 
@@ -209,8 +210,7 @@ class Ledger:
             self._born_in_forward.pop(block.number, None)
             self._move(self._by_kind, block, kind)
             block.kind = kind
-            if self._timeline is not None:
-                self._timeline.set_kind(block.number, kind)
+            self._write_kind(block)
         self.settle()
 
     def count(self, storage: torch.UntypedStorage, kind: str) -> Block:
@@ -246,40 +246,54 @@ class Ledger:
 
     def _open(self, storage: torch.UntypedStorage, kind: str) -> Block:
         block = Block(storage, _on_free)
-        block.ledger, block.key, block.number = self, storage._cdata, self._num_blocks
+        block.ledger, block.key, block.number = self, storage._cdata, -1
         block.nbytes, block.kind, block.name, block.closed = 0, kind, "", False
         block.pinned, block.origin = False, None
-        self._num_blocks += 1
         self.live[block.key] = block
-        if self._timeline is not None:
-            self._timeline.set_kind(block.number, kind)
+        if kind != UNCOUNTED:
+            self._write_kind(block)
         return block
+
+    def _write_kind(self, block: Block) -> None:
+        if block.number == -1:  # uncounted ones get no number: those differ between the worlds
+            block.number = self._num_blocks
+            self._num_blocks += 1
+        if self._timeline is not None:
+            self._timeline.set_kind(block.number, block.kind)
 
     def _apply(self, block: Block, delta: int, op: str, where: str) -> None:
         self._applying = True
+        try:
+            self._add(block, delta)
+            if self._timeline is not None:
+                self._timeline.append(
+                    perf_counter() - self._start,
+                    delta,
+                    self.allocated_bytes,
+                    block.number,
+                    op,
+                    self.phase,
+                    where,
+                )
+        finally:
+            self._applying = False
+
+    def _add(self, block: Block, delta: int) -> None:
         if delta < 0 and self._at_peak:
             self._peak_by_kind, self._at_peak = dict(self._by_kind), False
         block.nbytes += delta
         self._by_kind[block.kind] = self._by_kind.get(block.kind, 0) + delta
-        total = self.allocated_bytes = self.allocated_bytes + delta
-        if total > self.peak_bytes:
-            self.peak_bytes, self._at_peak = total, True
+        self.allocated_bytes += delta
+        if self.allocated_bytes > self.peak_bytes:
+            self.peak_bytes, self._at_peak = self.allocated_bytes, True
             self._blocks_at_peak = self._num_blocks
-        if self._timeline is not None:
-            now = perf_counter() - self._start
-            self._timeline.append(now, delta, total, block.number, op, self.phase, where)
-        self._applying = False
 
 
 def _timeline_of(records: Records) -> Timeline:
-    """Replace the list of events in `records` by a timeline, keeping what is there."""
+    """Replace the empty list of events in `records` by a timeline."""
     if isinstance(records.memory, Timeline):
         return records.memory
-    timeline = Timeline()
-    for event in records.memory:
-        timeline.set_kind(event.block, event.kind)
-        timeline.append(
-            event.time, event.delta, event.total, event.block, event.op, event.phase, event.where
-        )
-    records.memory = timeline
+    if records.memory:
+        raise UsageError("records.memory already holds events: give each GPU records of its own")
+    records.memory = timeline = Timeline()
     return timeline

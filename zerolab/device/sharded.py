@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_HARMLESS = ("set_", "set_data", "resize_", "resize_as_", "is_same_size", "_unsafe_view")
+_HARMLESS = ("set_", "detach_", "resize_", "resize_as_", "is_same_size", "_unsafe_view")
 _permitted: dict[Any, bool] = {}
 
 

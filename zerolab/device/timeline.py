@@ -23,7 +23,7 @@ class Timeline(Sequence[MemoryEvent]):
         self._totals = array("q")
         self._blocks = array("q")
         self._words = array("i")  # op, phase and where of each event, as numbers of words
-        self._kinds: dict[int, str] = {}  # block -> kind, as known by now
+        self._kinds: list[str] = []  # of each block, as known by now
         self._number: dict[str, int] = {}
         self._text: list[str] = []
 
@@ -41,8 +41,17 @@ class Timeline(Sequence[MemoryEvent]):
             self._words.append(self._new_word(word) if known is None else known)
 
     def set_kind(self, block: int, kind: str) -> None:
-        """Say of what kind a block is: all its events, past ones too, show it."""
-        self._kinds[block] = kind
+        """Say of what kind a block is, new or known: all its events, past ones too, show it."""
+        kinds = self._kinds
+        if block == len(kinds):
+            kinds.append(kind)
+        else:
+            kinds[block] = kind
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are; the next one gets this number."""
+        return len(self._kinds)
 
     def _new_word(self, word: str) -> int:
         self._text.append(word)
@@ -55,7 +64,7 @@ class Timeline(Sequence[MemoryEvent]):
             time=self._times[index],
             delta=self._deltas[index],
             total=self._totals[index],
-            kind=self._kinds.get(block, "temp"),
+            kind=self._kinds[block],
             block=block,
             op=op,
             phase=phase,
