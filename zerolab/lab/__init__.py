@@ -1,0 +1,36 @@
+"""Chapter 0: the lab, what a notebook needs to teach: exercises, checks, plugging, runs to look at.
+
+Reading order:
+
+    outcome exercise       how an attempt can end; what an exercise is
+    plug evaluate          the answer becomes part of the engine; evidence is gathered
+    child sandbox          ... in another process, which may hang or die
+    cards checking         what the learner sees: check, hint, solution
+    live train compare     a run whose memory can be watched; runs side by side
+    quiz progress          questions; the learner's own log
+    workspace              where the learner's copy of the course lies
+    chapters               the exercises of each chapter
+
+The names below are all that a notebook uses.
+"""
+
+from .checking import begin, check, hint, solution
+from .compare import compare
+from .plug import plugged, reset, running
+from .quiz import self_test
+from .train import Training, train, world_size
+
+__all__ = [
+    "Training",
+    "begin",
+    "check",
+    "compare",
+    "hint",
+    "plugged",
+    "reset",
+    "running",
+    "self_test",
+    "solution",
+    "train",
+    "world_size",
+]

@@ -1,0 +1,131 @@
+"""Chapter 0: plugging, how the learner's function becomes part of the engine.
+
+Owns the list of what is plugged in. The engine looks every exercise up through its module
+(`flat.shard_bounds(...)`), so that setting the module's attribute is enough. A plugged
+function sees the names of that module first and the notebook's functions, classes and
+modules after them: a scratch variable of the notebook cannot break the engine.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from . import exercise as exercises
+from .exercise import target_module
+
+SHARED_TYPES = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """One function that stands in for the package's own."""
+
+    function: Callable[..., Any]
+    verified: bool  # its check passed
+    original: Callable[..., Any]
+
+
+_plugged: dict[str, Plugged] = {}
+
+
+class Namespace(dict):
+    """The globals of a plugged function: what it sets itself, its module's, the notebook's."""
+
+    def __init__(self, module: types.ModuleType, notebook: dict[str, Any]) -> None:
+        super().__init__(__builtins__=__builtins__, __name__=module.__name__)
+        self._module = module
+        self._notebook = notebook
+
+    def __missing__(self, name: str) -> Any:
+        if name in vars(self._module):
+            return vars(self._module)[name]
+        value = self._notebook.get(name)
+        if isinstance(value, SHARED_TYPES):
+            return value
+        raise KeyError(name)
+
+
+def rebind(function: Callable[..., Any], module: types.ModuleType) -> Callable[..., Any]:
+    """Return the function as if it had been written in `module`; other callables as they are."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    namespace = Namespace(module, function.__globals__)
+    bound = types.FunctionType(
+        function.__code__,
+        namespace,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    bound.__kwdefaults__ = function.__kwdefaults__
+    bound.__doc__ = function.__doc__
+    return bound
+
+
+def plug(target: str, function: Callable[..., Any], *, verified: bool) -> None:
+    """Let the engine use `function` for `target` until `unplug`.
+
+    Args:
+        target: such as "zerolab.flat:shard_bounds".
+        function: the learner's.
+        verified: whether its check passed.
+    """
+    module, name = target_module(target), target.partition(":")[2]
+    original = _plugged[target].original if target in _plugged else getattr(module, name)
+    bound = rebind(function, module)
+    _plugged[target] = Plugged(bound, verified, original)
+    setattr(module, name, bound)
+
+
+def unplug(target: str) -> None:
+    """Let the engine use its own function again; does nothing where it does already."""
+    entry = _plugged.pop(target, None)
+    if entry is not None:
+        setattr(target_module(target), target.partition(":")[2], entry.original)
+
+
+def reset() -> None:
+    """Unplug everything: the whole engine is the package's own."""
+    for target in list(_plugged):
+        unplug(target)
+
+
+@contextmanager
+def plugged(target: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Use `function` for `target` inside the `with` block, and what was there before after it."""
+    module, name = target_module(target), target.partition(":")[2]
+    before = getattr(module, name)
+    setattr(module, name, rebind(function, module))
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def running(target: str) -> Callable[..., Any]:
+    """Return the function that the engine uses for `target` now."""
+    return getattr(target_module(target), target.partition(":")[2])
+
+
+def reference(target: str) -> Callable[..., Any]:
+    """Return the package's own function, whatever is plugged in."""
+    return _plugged[target].original if target in _plugged else running(target)
+
+
+def status(chapter: str) -> str:
+    """Say of each exercise of a chapter whose function the engine runs on.
+
+    Example: "running on: your shard_bounds, reference padded_numel".
+    """
+    words = [whose(exercise.target) for exercise in exercises.in_chapter(chapter)]
+    return f"running on: {', '.join(words)}"
+
+
+def whose(target: str) -> str:
+    """Say whose function stands behind a target: "your NAME" or "reference NAME"."""
+    name = target.partition(":")[2]
+    if target not in _plugged:
+        return f"reference {name}"
+    return f"your {name}" if _plugged[target].verified else f"your {name} (unverified)"
