@@ -1,0 +1,108 @@
+"""Chapter 12: one configuration out of a ds_config.json and the flags beside it.
+
+Owns the table of which flag stands for which key. A flag fills in what the file leaves open; a
+flag that contradicts the file is refused, because either of the two may be the mistake. What
+neither says gets the defaults of a first run: stage 0, bf16, 2 samples a rank, AdamW.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import config as config_
+from ..config import ConfigError, reading, settings, source
+from ..errors import UsageError
+
+DEFAULT_MICRO_BATCH = 2
+DEFAULT_LR = 1e-3
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line says; None where it is silent."""
+
+    stage: int | None = None
+    dtype: str | None = None
+    micro_batch: int | None = None
+    accum_steps: int | None = None
+    lr: float | None = None
+
+
+KEYS = {  # flag, its attribute in Flags, its key in the file
+    "--stage": ("stage", ("zero_optimization", "stage")),
+    "--micro-batch": ("micro_batch", ("train_micro_batch_size_per_gpu",)),
+    "--accum-steps": ("accum_steps", ("gradient_accumulation_steps",)),
+    "--lr": ("lr", ("optimizer", "params", "lr")),
+}
+
+
+def merge(path: Path | None, flags: Flags, world_size: int) -> config_.Config:
+    """Read the file, lay the flags over it, and resolve the result for `world_size` ranks.
+
+    Raises:
+        UsageError: a flag contradicts the file, or the result cannot run.
+    """
+    if flags.dtype is not None and flags.dtype not in DTYPES:
+        raise UsageError(f"dtype {flags.dtype!r} is unknown; give {' or '.join(DTYPES)}")
+    given = source.open_source({} if path is None else path)
+    said = reading.read(given.raw)
+    merged = given.raw
+    for flag, (name, key) in KEYS.items():
+        wanted = getattr(flags, name)
+        if wanted is not None:
+            _lay(merged, said, flag, wanted, key)
+    _lay_dtype(merged, said, flags.dtype, silent=path is None)
+    _lay_defaults(merged, said)
+    report = config_.examine(merged, world_size)
+    problems = [*given.problems, *report.errors] if given.problems else report.errors
+    if report.config is None:
+        raise ConfigError(problems, given.name if path is not None else "options")
+    return report.config
+
+
+def _lay(merged: dict, said: reading.Reading, flag: str, wanted: Any, key: tuple[str, ...]) -> None:
+    """Write one flag into the configuration, where the file says nothing else."""
+    if said.says(*key):
+        written: Any = said.file
+        for name in key:
+            written = written[name] if isinstance(written, dict) else getattr(written, name)
+        if written != wanted:
+            _contradiction(flag, wanted, ".".join(key), written)
+        return
+    block = merged
+    for name in key[:-1]:
+        block = block.setdefault(name, {})
+    block[key[-1]] = wanted
+
+
+def _lay_dtype(merged: dict, said: reading.Reading, wanted: str | None, silent: bool) -> None:
+    """Write the dtype: bf16 by default, unless there is a file, whose silence means fp32."""
+    written = DTYPE_NAMES[settings.compute_dtype(said.file)]
+    decided = said.says("bf16", "enabled") or said.says("fp16", "enabled")
+    if wanted is not None and decided and wanted != written:
+        _contradiction("--dtype", wanted, "bf16/fp16", written)
+    if not decided and (wanted == "bf16" or (wanted is None and silent)):
+        merged["bf16"] = {"enabled": True}
+
+
+def _lay_defaults(merged: dict, said: reading.Reading) -> None:
+    """Add what a file must have and this one has not."""
+    if not any(said.says(key) or key in merged for key in BATCH_KEYS):
+        merged["train_micro_batch_size_per_gpu"] = DEFAULT_MICRO_BATCH
+    optimizer = merged.setdefault("optimizer", {})
+    if isinstance(optimizer, dict) and "type" not in optimizer:
+        optimizer["type"] = "AdamW"
+        optimizer.setdefault("params", {}).setdefault("lr", DEFAULT_LR)
+
+
+def _contradiction(flag: str, wanted: Any, key: str, written: Any) -> None:
+    """Refuse two answers to one question."""
+    raise UsageError(
+        f"{flag} {wanted} contradicts the config file, where {key} is {written}; "
+        "leave out one of the two"
+    )

@@ -1,0 +1,84 @@
+"""Chapter 12: results as people read them, drawn with rich on stdout.
+
+Owns no facts: every number comes from an `Outcome` and goes through one of two formats, bytes
+in MiB and elements in full.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..config import Config
+from .execute import Outcome
+from .job import Job, RankReport
+from .merge import DTYPE_NAMES
+
+STATES = ("param", "grad", "master", "optimizer")
+
+
+def mib(nbytes: int | None) -> str:
+    """Write bytes in MiB with two digits; a dash for what is not known."""
+    return "-" if nbytes is None else f"{nbytes / 2**20:,.2f}"
+
+
+def print_summary(outcome: Outcome, settings: Config, job: Job) -> None:
+    """Print what a training run held, moved, lost and wrote."""
+    console = Console()
+    dtype = DTYPE_NAMES[settings.param_dtype]
+    console.print(
+        f"stage {settings.stage}, {outcome.world_size} ranks, {dtype}, "
+        f"{settings.train_batch_size} samples a step",
+        highlight=False,
+    )
+    if outcome.reports:
+        console.print(memory_table(outcome.reports))
+    first = outcome.first
+    if first is not None and first.losses:
+        console.print(traffic_table(first))
+        console.print(speed(first, settings, job), highlight=False)
+    if first is not None and first.sample:
+        console.print(f"\n{printable(first.sample)}", highlight=False, markup=False)
+
+
+def memory_table(reports: Sequence[RankReport]) -> Table:
+    """Show the bytes of every rank: model states when gradients were ready, and the peak."""
+    table = new_table("bytes a rank, in MiB", ["rank", *STATES, "states", "peak"])
+    for report in reports:
+        states = [report.state_bytes.get(kind) for kind in STATES]
+        total = sum(report.state_bytes.values()) if report.state_bytes else None
+        table.add_row(str(report.rank), *map(mib, [*states, total, report.peak_bytes]))
+    return table
+
+
+def traffic_table(report: RankReport) -> Table:
+    """Show what one rank's collectives carried in the last step."""
+    table = new_table("collectives of the last step", ["collective", "calls", "elements", "MiB"])
+    for op, total in report.traffic.items():
+        cells = (op, f"{total['calls']:,}", f"{total['elements']:,}", mib(total["bytes"]))
+        table.add_row(*cells)
+    return table
+
+
+def speed(report: RankReport, settings: Config, job: Job) -> str:
+    """Say how far the loss fell and how fast tokens went by, the first step left out."""
+    times = report.step_seconds[1:] or report.step_seconds
+    tokens = settings.train_batch_size * job.model.seq_len * len(times)
+    return (
+        f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f} in {len(report.losses)} steps, "
+        f"{tokens / sum(times):,.0f} tokens/s on all ranks together"
+    )
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would obey: an untrained model writes any byte."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
+def new_table(title: str, columns: Iterable[str]) -> Table:
+    """Prepare a table whose first column is a name and whose others are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    return table
