@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import matmul
 from .errors import UsageError
 
 INIT_STD = 0.02  # GPT-2's
@@ -130,14 +129,6 @@ class Dropout(nn.Module):
         return dropped
 
 
-class Linear(nn.Linear):
-    """torch's linear layer, with bf16 products that are fast on every CPU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map [..., in_features] to [..., out_features]."""
-        return matmul.linear(input, self.weight, self.bias)
-
-
 class Attention(nn.Module):
     """Every position takes a weighted mean of itself and the positions before it."""
 
@@ -146,8 +137,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.fused = config.attention == "fused"
-        self.qkv = Linear(config.dim, 3 * config.dim)
-        self.out = Linear(config.dim, config.dim)
+        self.qkv = nn.Linear(config.dim, 3 * config.dim)
+        self.out = nn.Linear(config.dim, config.dim)
         self.score_dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,8 +168,8 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         """Make the two linear layers."""
         super().__init__()
-        self.widen = Linear(config.dim, 4 * config.dim)
-        self.narrow = Linear(4 * config.dim, config.dim)
+        self.widen = nn.Linear(config.dim, 4 * config.dim)
+        self.narrow = nn.Linear(4 * config.dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Work on each position alone: [batch, seq, dim] to [batch, seq, dim]."""
@@ -215,7 +206,7 @@ class GPT(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.last_norm = nn.LayerNorm(config.dim)
-        self.head = Linear(config.dim, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tie:
             self.head.weight = self.token_embedding.weight
         init_weights(self)
