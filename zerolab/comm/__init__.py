@@ -7,8 +7,10 @@ calling rank and asks it. The code is the same in every world. Reading order bel
     group                  a rank's view of its group: checks, numbers and records each call
     deadlock               the table of a run that cannot go on
     baton lockstep         ranks as threads that take turns
-    process                ranks as processes: gloo and nccl
-    launch pool            `run`, and the processes that wait for work
+    current                which group the calling code belongs to
+    process watch          ranks as processes: gloo and nccl; when waiting is in vain
+    torchrun               joining the ranks that a launcher started
+    launch pool worker     `run`, and the processes that wait for work
 """
 
 from typing import Any
@@ -16,11 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from ..records import Records
-from . import _device as device
-from . import launch
+from .. import device
+from .current import current as current_group
 from .deadlock import RunTimeoutError
 from .group import Group, Work
 from .launch import run
+from .torchrun import destroy_process_group, init_process_group
 
 __all__ = [
     "Group",
@@ -31,56 +34,47 @@ __all__ = [
     "barrier",
     "broadcast",
     "current_group",
+    "destroy_process_group",
     "get_rank",
     "get_world",
     "get_world_size",
+    "init_process_group",
     "records",
     "recv",
     "reduce_scatter",
     "report",
     "run",
     "send",
-    "step_boundary",
 ]
-
-
-def current_group() -> Group:
-    """Return the group of the calling rank; a process that is alone is a group of one."""
-    return launch.current()
 
 
 def get_rank() -> int:
     """Return the number of the calling rank, 0 to world_size - 1."""
-    return launch.current().rank
+    return current_group().rank
 
 
 def get_world_size() -> int:
     """Return how many ranks there are."""
-    return launch.current().world_size
+    return current_group().world_size
 
 
 def get_world() -> str:
     """Return the kind of world: "lockstep", "gloo", "nccl", or "solo" for a process alone."""
-    return launch.current().world
+    return current_group().world
 
 
 def records() -> Records:
     """Return the records of the calling rank, to which every collective adds one event."""
     gpu = device.current()
-    return launch.current().records if gpu is None else gpu.records
+    return current_group().records if gpu is None else gpu.records
 
 
 def report(thing: Any) -> None:
     """Hand something to the `on_report` of the run, in the process that called `run`."""
-    callback = launch.current().on_report
+    callback = current_group().on_report
     if callback is not None:
         with device.paused():
             callback(thing)
-
-
-def step_boundary() -> None:
-    """Say that a training step ended; lets the process world stop checking what repeats."""
-    launch.current().step_boundary()
 
 
 def all_reduce(
@@ -94,7 +88,7 @@ def all_reduce(
         async_op: return at once; `tensor` is then unusable until `wait()`.
         purpose: "data", or "control" for what the traffic formulas leave out.
     """
-    return launch.current().all_reduce(tensor, op, async_op, purpose)
+    return current_group().all_reduce(tensor, op, async_op, purpose)
 
 
 def reduce_scatter(
@@ -114,7 +108,7 @@ def reduce_scatter(
         async_op: return at once; both tensors are then unusable until `wait()`.
         purpose: "data" or "control".
     """
-    return launch.current().reduce_scatter(output, input, op, async_op, purpose)
+    return current_group().reduce_scatter(output, input, op, async_op, purpose)
 
 
 def all_gather(
@@ -128,26 +122,26 @@ def all_gather(
         async_op: return at once; `output` is then unusable until `wait()`.
         purpose: "data" or "control".
     """
-    return launch.current().all_gather(output, input, async_op, purpose)
+    return current_group().all_gather(output, input, async_op, purpose)
 
 
 def broadcast(
     tensor: Tensor, src: int = 0, *, async_op: bool = False, purpose: str = "data"
 ) -> Work:
     """Copy `tensor` of rank `src` into `tensor` of all other ranks."""
-    return launch.current().broadcast(tensor, src, async_op, purpose)
+    return current_group().broadcast(tensor, src, async_op, purpose)
 
 
 def send(tensor: Tensor, dst: int, *, async_op: bool = False, purpose: str = "data") -> Work:
     """Send `tensor` to rank `dst`; returns (or `wait()` does) when that rank has it."""
-    return launch.current().send(tensor, dst, async_op, purpose)
+    return current_group().send(tensor, dst, async_op, purpose)
 
 
 def recv(tensor: Tensor, src: int, *, async_op: bool = False, purpose: str = "data") -> Work:
     """Fill `tensor` with what rank `src` sends."""
-    return launch.current().recv(tensor, src, async_op, purpose)
+    return current_group().recv(tensor, src, async_op, purpose)
 
 
 def barrier(*, purpose: str = "control") -> None:
     """Return when every rank has called it."""
-    launch.current().barrier(purpose)
+    current_group().barrier(purpose)

@@ -158,7 +158,7 @@ class Baton:
         """Build the error of a run in which no rank can go on."""
         rows = self.rows()
         if any(row.state == "waiting" for row in rows) and _calls_differ(rows):
-            return MismatchError(_mismatch_text(rows), tuple(rows))
+            return MismatchError(deadlock.mismatch_text(rows), tuple(rows))
         text = f"deadlock: {deadlock.explain(rows)}\n{deadlock.render(rows)}"
         return DeadlockError(text, tuple(rows))
 
@@ -168,7 +168,7 @@ class Baton:
         seat.state, seat.since = "waiting", time.perf_counter()
         rows = self.rows()
         seat.state = "computing"
-        self.verdict = MismatchError(_mismatch_text(rows), tuple(rows))
+        self.verdict = MismatchError(deadlock.mismatch_text(rows), tuple(rows))
         return self.verdict
 
     def peer_error(self, rank: int) -> RankError:
@@ -194,17 +194,11 @@ class Baton:
             where = self._line_of(seat) or where
         detail = call.describe() if call is not None and seat.state in RUNNING else ""
         if seat.error is not None:
-            detail = f"{type(seat.error).__name__}: {seat.error}".splitlines()[0]
-        return RankRow(
-            rank=rank,
-            state=seat.state,
-            op=call.op if call is not None else "",
-            seq=call.seq if call is not None else -1,
-            detail=detail,
-            seconds=time.perf_counter() - seat.since,
-            where=where,
-            source=source.text_of(where) if where else "",
-        )
+            detail = deadlock.first_line(seat.error)
+            where = source.raised_at(seat.error) or where
+        op, seq = (call.op, call.seq) if call is not None else ("", -1)
+        seconds = time.perf_counter() - seat.since
+        return deadlock.row(rank, seat.state, op, seq, detail, seconds, where)
 
     def _line_of(self, seat: Seat) -> str:
         """Return the user's "file:line" that a computing rank executes."""
@@ -219,7 +213,7 @@ class Baton:
             rows = self.rows()
             busy = [row.rank for row in rows if row.state == "computing"] or [self.holder]
             who = deadlock.ranks_text([rank for rank in busy if rank == self.holder] or busy)
-            line = source.short(rows[self.holder].where)
+            line = rows[self.holder].where
             text = f"timeout: after {timeout:g} s {who} was still computing, at {line}"
             self.verdict = deadlock.RunTimeoutError(
                 f"{text}\n{deadlock.render(rows)}", tuple(rows)
@@ -277,13 +271,3 @@ def _calls_differ(rows: list[RankRow]) -> bool:
     waiting = {(row.seq, row.op) for row in rows if row.state == "waiting"}
     numbers = [seq for seq, op in waiting if op not in ("send", "recv")]
     return len(numbers) > len(set(numbers))
-
-
-def _mismatch_text(rows: list[RankRow]) -> str:
-    """Say which ranks called what instead of one and the same."""
-    calls: dict[str, list[int]] = {}
-    for row in rows:
-        if row.state == "waiting":
-            calls.setdefault(row.detail, []).append(row.rank)
-    parts = [f"{deadlock.ranks_text(ranks)} called {call}" for call, ranks in calls.items()]
-    return f"mismatch: {', '.join(parts)}\n{deadlock.render(rows)}"

@@ -39,13 +39,20 @@ def render(rows: Sequence[RankRow]) -> str:
     return "\n".join("  " + line for line in lines)
 
 
+def row(
+    rank: int, state: str, op: str, seq: int, detail: str, seconds: float, where: str
+) -> RankRow:
+    """Make a row from a full "file:line", which is looked up and shortened."""
+    text = source.text_of(where) if where else ""
+    return RankRow(rank, state, op, seq, detail, seconds, source.short(where), text)
+
+
 def _cells(row: RankRow) -> tuple[str, ...]:
     """Turn a row into the texts of its columns."""
-    text = row.source or (source.text_of(row.where) if row.where else "")
     call = row.detail or row.op or "no collective yet"
     if row.state not in ("waiting", "computing") and row.op:
         call = f"after {row.op} #{row.seq}" + (f": {row.detail}" if row.detail else "")
-    return (str(row.rank), row.state, call, f"{row.seconds:.2f} s", source.short(row.where), text)
+    return (str(row.rank), row.state, call, f"{row.seconds:.2f} s", row.where, row.source)
 
 
 def explain(rows: Sequence[RankRow]) -> str:
@@ -59,6 +66,16 @@ def explain(rows: Sequence[RankRow]) -> str:
     return f"{_wait_text(waiting)}, each for a call that another never makes"
 
 
+def mismatch_text(rows: Sequence[RankRow]) -> str:
+    """Say which ranks called what instead of one and the same, and draw the table."""
+    calls: dict[str, list[int]] = {}
+    for each in rows:
+        if each.state == "waiting":
+            calls.setdefault(each.detail, []).append(each.rank)
+    parts = [f"{ranks_text(ranks)} called {call}" for call, ranks in calls.items()]
+    return f"mismatch: {', '.join(parts)}\n{render(rows)}"
+
+
 def _verbs(rows: Sequence[RankRow]) -> list[str]:
     """Return the different states of the rows, in order of appearance."""
     return list(dict.fromkeys(row.state for row in rows))
@@ -68,6 +85,11 @@ def _wait_text(rows: Sequence[RankRow]) -> str:
     """Say which ranks wait."""
     verb = "waits" if len(rows) == 1 else "wait"
     return f"{ranks_text([row.rank for row in rows])} {verb}"
+
+
+def first_line(error: BaseException) -> str:
+    """Name an exception in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -13,16 +13,15 @@ is here, in the order in which a call goes through it:
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import device
 from ..errors import UsageError
 from ..records import CollectiveEvent, Records
-from . import _device as device
 from . import reduction, source
 
 PURPOSES = ("data", "control")
@@ -47,11 +46,22 @@ class Call:
     where: str = ""  # the user's "file:line"
     since: float = 0.0  # `time.perf_counter()` at the call
 
+    def without_tensors(self) -> "Call":
+        """Copy what is worth remembering when the tensors may go."""
+        facts = (self.reduction, self.peer, self.elements, self.dtype, self.where, self.since)
+        return Call(self.op, self.seq, None, None, *facts)
+
     def signature(self) -> tuple:
         """What all ranks must agree on."""
         if self.op in ("send", "recv"):
             return ("message", self.elements, self.dtype)
         return (self.op, self.reduction, self.peer, self.elements, self.dtype)
+
+    def key(self, rank: int) -> str:
+        """Name what this call of `rank` must meet: "7" a collective, "0>1 #7" a message."""
+        if self.op == "send":
+            return f"{rank}>{self.peer} #{self.seq}"
+        return f"{self.peer}>{rank} #{self.seq}" if self.op == "recv" else str(self.seq)
 
     def describe(self) -> str:
         """Say the call in words: "all_reduce #3 (sum, 10 float32)"."""
@@ -89,8 +99,9 @@ class Group(ABC):
     def _launch(self, call: Call, asynchronous: bool) -> Work:
         """Start the collective. Must not wait for other ranks when `asynchronous`."""
 
-    def step_boundary(self) -> None:
-        """Say that a training step ended: what follows repeats it, until shown otherwise."""
+    def message_counts(self) -> list[tuple[int, int, int]]:
+        """Return (src, dst, how many) for every pair with messages of this rank."""
+        return [(src, dst, count) for (src, dst), count in dict(self._messages).items()]
 
     def all_reduce(self, tensor: Tensor, op: str, async_op: bool, purpose: str) -> Work:
         """Replace `tensor` by the reduction over all ranks."""
@@ -200,7 +211,7 @@ class Group(ABC):
                 purpose=purpose,
                 asynchronous=asynchronous,
                 phase="idle" if gpu is None else gpu.phase,
-                where=call.where,
+                where=source.short(call.where),
             )
         )
 
@@ -220,6 +231,8 @@ def _check_reduction(op: str, tensor: Tensor) -> None:
     """Refuse reductions that do not exist or lose digits in silence."""
     if op not in reduction.OPS:
         raise UsageError(f"op {op!r} is unknown: use one of {', '.join(reduction.OPS)}")
+    if op == "sum" and tensor.dtype == torch.bool:
+        raise UsageError("op 'sum' on bool would count as or: use 'max', or cast to int64")
     if op == "avg" and not tensor.dtype.is_floating_point:
         raise UsageError(
             f"op 'avg' on {dtype_name(tensor.dtype)} would drop fractions: use 'sum' and divide"
@@ -249,10 +262,17 @@ def _check_rank(name: str, rank: int, world_size: int) -> None:
 
 
 def _check_tensors(call: Call) -> None:
-    """Collectives move dense tensors that lie in one piece."""
+    """Collectives move dense tensors that lie in one piece and have their memory."""
     for tensor in (call.tensor, call.output):
-        if tensor is not None and not tensor.is_contiguous():
+        if tensor is None:
+            continue
+        if not tensor.is_contiguous():
             raise UsageError(
                 f"{call.op}: a tensor of shape {tuple(tensor.shape)} is not contiguous: "
                 "collectives need memory in one piece; call .contiguous() and copy back"
+            )
+        if tensor.numel() and not tensor.untyped_storage().nbytes():
+            raise UsageError(
+                f"{call.op}: a tensor of shape {tuple(tensor.shape)} has no memory: "
+                "its parameters are sharded now; unshard them first"
             )

@@ -14,28 +14,14 @@ from typing import Any
 import torch
 
 from ..errors import PeerError, UsageError
-from . import _device as device
-from . import deadlock, rng
+from .. import device
+from . import current, deadlock, rng
 from .baton import DRAIN_SECONDS, RUNNING, Baton, RankStopped, take_back
-from .group import Group
-from .lockstep import LockstepGroup, LockstepWorld, solo
+from .lockstep import LockstepGroup, LockstepWorld
 
 WORLDS = ("lockstep", "process", "gloo", "nccl")
 MAX_RANKS = 64
 STOP_TRIES = 10  # times 0.2 s, then a rank that cannot be stopped is left behind
-
-_local = threading.local()
-_process_group: list[Group] = []  # the adopted torch.distributed group, once there is one
-_alone = solo()
-
-
-def current() -> Group:
-    """Return the group of the calling rank: lockstep, else torch.distributed, else alone."""
-    group = getattr(_local, "group", None)
-    if group is not None:
-        return group
-    return _alone
-
 
 def run(
     fn: Callable[..., Any],
@@ -68,9 +54,10 @@ def run(
         Exception: whatever a rank raised first, itself; out-of-memory errors come before others.
     """
     world = _check(world_size, world, timeout, gpu_memory, ledger)
-    if getattr(_local, "group", None) is not None:
+    inside = current.of_thread()
+    if inside is not None:
         raise UsageError(
-            f"run() was called by rank {_local.group.rank} of a run: ranks cannot start ranks; "
+            f"run() was called by rank {inside.rank} of a run: ranks cannot start ranks; "
             "call it from outside"
         )
     job = Job(fn, args, gpu_memory, ledger, on_report)
@@ -96,7 +83,7 @@ class Job:
 
     def call(self, rank: int) -> Any:
         """Run the function as one rank, on a virtual GPU of its own."""
-        if not self.ledger or device.VirtualGPU is None:
+        if not self.ledger:
             return self.fn(*self.args)
         with device.VirtualGPU(self.gpu_memory, index=rank):
             return self.fn(*self.args)
@@ -158,13 +145,13 @@ def _rank(job: Job, shared: LockstepWorld, rank: int) -> None:
     baton.begin(rank)
     group = LockstepGroup(rank, shared)
     group.on_report = job.on_report
-    _local.group = group
+    current.set_thread_group(group)
     result, error = None, None
     try:
         result = job.call(rank)
     except BaseException as raised:
         error = raised
-    _local.group = None
+    current.set_thread_group(None)
     _settle(lambda: baton.end(rank, result, _meant(baton, error)), baton, rank)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from . import _device as device
+from .. import device
 from . import reduction
 from .baton import Baton
 from .group import Call, Group, Work
@@ -41,12 +41,12 @@ class LockstepWorld:
         self.world_size = world_size
         self.baton = Baton(world_size)
         self.everyone = tuple(range(world_size))
-        self.slots: dict[tuple[int, int, int], Slot] = {}
+        self.slots: dict[str, Slot] = {}
 
     def join(self, rank: int, call: Call) -> Slot:
         """Put a call into its slot; the last one to come computes the result."""
-        key, ranks = self._key(rank, call)
-        slot = self.slots.setdefault(key, Slot(ranks))
+        key = call.key(rank)
+        slot = self.slots.setdefault(key, Slot(self._participants(rank, call)))
         slot.calls[rank] = call
         first = next(iter(slot.calls.values()))
         if first.signature() != call.signature():
@@ -57,17 +57,15 @@ class LockstepWorld:
             slot.complete = True
         return slot
 
-    def _key(self, rank: int, call: Call) -> tuple[tuple[int, int, int], tuple[int, ...]]:
-        """Collectives meet by number; messages by number within their pair."""
+    def _participants(self, rank: int, call: Call) -> tuple[int, ...]:
+        """Return who must make the call: for a message the sender, then the receiver."""
         if call.op == "send":
-            return (rank, call.peer, call.seq), (rank, call.peer)
-        if call.op == "recv":
-            return (call.peer, rank, call.seq), (call.peer, rank)
-        return (-1, -1, call.seq), self.everyone
+            return (rank, call.peer)
+        return (call.peer, rank) if call.op == "recv" else self.everyone
 
 
 class LockstepGroup(Group):
-    """One rank's view of a lockstep run. A world of one rank needs no run: see `solo`."""
+    """One rank's view of a lockstep run. A world of one rank needs no run: see `current`."""
 
     world = "lockstep"
 
@@ -104,13 +102,6 @@ class LockstepWork(Work):
             with device.paused():
                 _deliver(slot, group.rank, call)
         self._pending = None
-
-
-def solo() -> LockstepGroup:
-    """Return the group of a process that is alone: world size 1, the same code."""
-    group = LockstepGroup(0, LockstepWorld(1))
-    group.world = "solo"
-    return group
 
 
 def _snapshot(call: Call) -> None:
@@ -150,8 +141,10 @@ def _reduced(slot: Slot) -> Tensor:
     """Add (or average, or compare) the tensors of all ranks: [numel]."""
     calls = [slot.calls[rank] for rank in slot.ranks]
     rows = [_flat(call.tensor) for call in calls]
-    total = torch.empty_like(rows[0])
-    reduction.reduce_rows(rows, calls[0].reduction, total)
+    op, total = calls[0].reduction, torch.empty_like(rows[0])
+    wide = reduction.needs_fp32(total.dtype, op)
+    partial = torch.empty_like(total, dtype=torch.float32) if wide else total
+    reduction.reduce_rows(rows, op, total, partial)
     return total
 
 

@@ -47,15 +47,32 @@ def caller(frame: FrameType | None = None) -> str:
     return fallback
 
 
+def raised_at(error: BaseException) -> str:
+    """Return "file:line" of the innermost user frame that an exception passed through."""
+    where, step = "", error.__traceback__
+    while step is not None:
+        filename = step.tb_frame.f_code.co_filename
+        if not is_hidden(filename):
+            where = f"{filename}:{step.tb_lineno}"
+        step = step.tb_next
+    return where
+
+
 def text_of(where: str) -> str:
     """Return the text of the line at "file:line", "" when it cannot be read."""
     filename, _, line = where.rpartition(":")
     return linecache.getline(filename, int(line)).strip() if filename else ""
 
 
+_short: dict[str, str] = {}
+
+
 def short(where: str) -> str:
-    """Shorten "file:line" for a table: a notebook cell by that name, a file by its last part."""
-    filename, _, line = where.rpartition(":")
-    if "ipykernel_" in filename or filename.startswith("<ipython"):
-        return f"notebook cell, line {line}"
-    return f"{os.path.basename(filename)}:{line}" if filename else ""
+    """Shorten "file:line" as the memory events do: "train.py:12", "cell:3" in a notebook."""
+    text = _short.get(where)
+    if text is None:
+        filename, _, line = where.rpartition(":")
+        cell = f"{os.sep}ipykernel_" in filename or filename.startswith("<ipython")
+        name = "cell" if cell else os.path.basename(filename)
+        text = _short[where] = f"{name}:{line}" if filename else ""
+    return text

@@ -1,0 +1,68 @@
+"""Chapter 2: which group does the calling code belong to?
+
+Owns the answer, per thread and per process. A lockstep rank is a thread, so its group is the
+thread's own. A process rank has one group for the process. Who has neither is alone: a group
+of one, which runs the same code, so that nothing in the engine asks "am I distributed?".
+"""
+
+import threading
+
+import torch.distributed as dist
+
+from .group import Group
+from .lockstep import LockstepGroup, LockstepWorld
+from .process import ProcessGroup, adopt
+
+_local = threading.local()
+_adopted: list[ProcessGroup] = []  # the group of this process, at most one
+
+
+def _solo() -> LockstepGroup:
+    """Return the group of a process that is alone: world size 1, the same code."""
+    group = LockstepGroup(0, LockstepWorld(1))
+    group.world = "solo"
+    return group
+
+
+_alone = _solo()
+
+
+def current() -> Group:
+    """Return the calling thread's group, else the process's, else the group of one."""
+    group = getattr(_local, "group", None)
+    if group is not None:
+        return group
+    if dist.is_initialized():
+        return of_process()
+    return _alone
+
+
+def of_process() -> ProcessGroup:
+    """Return our view of torch.distributed's default group, whoever initialised it."""
+    pg = dist.group.WORLD
+    if not _adopted or _adopted[0].pg is not pg:
+        set_process_group(adopt())
+    return _adopted[0]
+
+
+def set_process_group(group: ProcessGroup | None) -> None:
+    """Make `group` the one of this process, and let go of the one before."""
+    for old in _adopted:
+        if old.watcher is not None:
+            old.watcher.stop()
+    _adopted[:] = [] if group is None else [group]
+
+
+def adopted() -> list[ProcessGroup]:
+    """Return the group of this process in a list, empty when there is none."""
+    return _adopted
+
+
+def of_thread() -> Group | None:
+    """Return the group of the calling thread, None outside a lockstep run."""
+    return getattr(_local, "group", None)
+
+
+def set_thread_group(group: Group | None) -> None:
+    """Make the calling thread a lockstep rank, or an ordinary thread again."""
+    _local.group = group

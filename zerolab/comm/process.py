@@ -1,0 +1,336 @@
+"""Chapter 2: ranks as processes: every collective as messages on gloo, or NCCL's own.
+
+Owns torch.distributed's default group, the scratch of running calls and the works that nobody
+has waited for yet. Why not gloo's collectives? Its reduce-scatter is an all-reduce in disguise,
+which moves twice the bytes and adds in an order that depends on the position in the buffer, and
+a mismatch between ranks ends the process or mixes up bytes. With messages
+
+    reduce_scatter  every rank sends slice r to rank r, and r adds what it got in rank order
+    all_gather      every rank sends its slice to every other
+    all_reduce      the two after each other; for 2 ranks, or few elements, everybody sends all
+
+so that each of the first two moves (N-1)/N of the full tensor, straight between the tensors of
+the callers, and gives the bits of the lockstep world at every world size. The tag of a message
+holds the number of its call and a checksum of what is called: ranks may wait for their works in
+any order, and ranks that call different things never exchange a byte (`watch` says so).
+"""
+
+import contextlib
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import device
+from ..errors import UsageError
+from . import reduction
+from .group import Call, Group, Work
+from .scratch import Scratch
+
+if TYPE_CHECKING:
+    from .watch import Watcher
+
+SMALL_NUMEL = 4096  # below this one round of more bytes is faster than two
+HISTORY = 64  # calls remembered for the table of a deadlock
+_REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
+_SCATTER, _GATHER, _MESSAGE = 0, 1, 2  # what a message is part of
+Bounds = list[tuple[int, int]]
+Messages = list[tuple[int, Tensor]]  # partner and what travels
+Finish = Callable[[], "list | None"]
+
+
+def slice_bounds(numel: int, world_size: int) -> Bounds:
+    """Cut [0, numel) into one slice a rank, equal but for the last ones; some may be empty."""
+    width = -(-numel // world_size)
+    cuts = [min(rank * width, numel) for rank in range(world_size + 1)]
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+class ProcessWork(Work):
+    """A call on its way: what to wait for, and what to do then.
+
+    `finish` may start a second round; it returns the works of that, or None when all is done.
+    """
+
+    __slots__ = ("_call", "_finish", "_group", "_handles")
+
+    def __init__(
+        self, group: "ProcessGroup", call: Call, handles: list, finish: Finish | None = None
+    ) -> None:
+        """Hold everything that the transfer needs until `wait`."""
+        self._group, self._call = group, call
+        self._handles: list | None = handles
+        self._finish = finish
+        group.unfinished.add(self)
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """Wait for the transfers, then add what has to be added here."""
+        handles = self._handles
+        if handles is None:
+            return
+        with _unseen():
+            while handles is not None:
+                self._group.await_handles(handles, self._call)
+                handles = self._finish() if self._finish is not None else None
+        self._handles = self._finish = None
+        self._group.unfinished.discard(self)
+
+
+class ProcessGroup(Group):
+    """One process's view of torch.distributed's default group, on gloo."""
+
+    world = "gloo"
+
+    def __init__(self, pg: dist.ProcessGroup, store: dist.Store, epoch: int = 0) -> None:
+        """Use a group that exists.
+
+        Args:
+            pg: the group of all ranks.
+            store: where the ranks write what they wait for, when they wait for long.
+            epoch: number of the run, so that runs that share a group do not mix.
+        """
+        super().__init__(pg.rank(), pg.size())
+        self.pg = pg
+        self.store = dist.PrefixStore(f"zerolab{epoch}", store)
+        self.main_thread = threading.get_ident()
+        self.waiting: tuple[Call, float] | None = None  # what this rank is blocked in
+        self.calls: deque[Call] = deque(maxlen=HISTORY)  # its latest calls
+        self.unfinished: set[ProcessWork] = set()
+        self.watcher: Watcher | None = None
+        self._epoch = epoch
+        self._scratch = Scratch()
+
+    @property
+    def launched(self) -> int:
+        """How many collectives this rank has made, finished or not."""
+        return self._seq
+
+    @torch.no_grad()
+    def _launch(self, call: Call, asynchronous: bool) -> Work:
+        """Start the transfers; never waits."""
+        self.calls.append(call.without_tensors())
+        with _unseen():
+            return getattr(self, f"_{call.op}")(call)
+
+    def await_handles(self, handles: list, call: Call) -> None:
+        """Wait for transfers; a failure is explained by what the peers say of themselves."""
+        self.waiting = (call, time.perf_counter())
+        try:
+            for handle in handles:
+                handle.wait()
+        except RuntimeError as error:
+            if self.watcher is None:
+                raise
+            raise self.watcher.explain(error, call) from None
+        finally:
+            self.waiting = None
+
+    # ------------------------------------------------------------ messages
+
+    def _tag(self, call: Call, round_: int) -> int:
+        """Name the messages of one round: 31 bits of run, number, checksum of the call."""
+        checksum = _checksum(call.signature())
+        return (self._epoch & 31) << 26 | (call.seq & 0x1FFF) << 13 | checksum << 2 | round_
+
+    def _exchange(self, call: Call, sends: Messages, receives: Messages, round_: int = 0) -> list:
+        """Start all messages of one round, receives first so that nothing is buffered."""
+        pg, tag = self.pg, self._tag(call, round_)
+        handles = [pg.recv([tensor], src, tag) for src, tensor in receives if tensor.numel()]
+        handles += [pg.send([tensor], dst, tag) for dst, tensor in sends if tensor.numel()]
+        return handles
+
+    def _others(self) -> list[int]:
+        """Return the other ranks, each rank starting with its right neighbour."""
+        return [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
+
+    def _equal_bounds(self, numel: int) -> Bounds:
+        """Cut world_size * numel elements into slices of `numel`."""
+        return [(rank * numel, (rank + 1) * numel) for rank in range(self.world_size)]
+
+    # ------------------------------------------------------------ collectives that add
+
+    def _reduce_scatter(self, call: Call) -> Work:
+        """Send every rank its slice, add the slices that come in."""
+        flat, out = _flat(call.tensor), _flat(call.output)
+        slices = [flat[a:b] for a, b in self._equal_bounds(out.numel())]
+        return ProcessWork(self, call, *self._reduce_round(call, slices, out))
+
+    def _all_reduce(self, call: Call) -> Work:
+        """Exchange everything when that is little, else reduce slices and gather them."""
+        flat = _flat(call.tensor)
+        if self.world_size <= 2 or flat.numel() < SMALL_NUMEL:
+            slices = [flat] * self.world_size
+            return ProcessWork(self, call, *self._reduce_round(call, slices, flat))
+        bounds = slice_bounds(flat.numel(), self.world_size)
+        slices = [flat[a:b] for a, b in bounds]
+        handles, add = self._reduce_round(call, slices, slices[self.rank])
+        gathering = False
+
+        def finish() -> list | None:
+            nonlocal gathering
+            if gathering:
+                return None
+            gathering = True
+            add()
+            return self._gather_round(call, flat, bounds)
+
+        return ProcessWork(self, call, handles, finish)
+
+    def _reduce_round(
+        self, call: Call, slices: list[Tensor], out: Tensor
+    ) -> tuple[list, Callable[[], None]]:
+        """Send slice r to rank r and receive the own one from all; returns the sum to do then."""
+        rows = [
+            slices[rank] if rank == self.rank else self._scratch.take(out.numel(), out)
+            for rank in range(self.world_size)
+        ]
+        sends = [(rank, slices[rank]) for rank in self._others()]
+        receives = [(rank, rows[rank]) for rank in self._others()]
+        handles = self._exchange(call, sends, receives, _SCATTER)
+
+        def add() -> None:
+            self._add(rows, call.reduction, out)
+            for _, row in receives:
+                self._scratch.give(row)
+
+        return handles, add
+
+    def _add(self, rows: list[Tensor], op: str, out: Tensor) -> None:
+        """Reduce the rows into `out`, with a received row (or fp32 scratch) for partial sums."""
+        if not reduction.needs_fp32(out.dtype, op):
+            partial = rows[1] if self.rank == 0 and len(rows) > 1 else rows[0]
+            reduction.reduce_rows(rows, op, out, partial)
+            return
+        partial = self._scratch.take(out.numel(), out, torch.float32)
+        reduction.reduce_rows(rows, op, out, partial)
+        self._scratch.give(partial)
+
+    # ------------------------------------------------------------ collectives that copy
+
+    def _all_gather(self, call: Call) -> Work:
+        """Send the own slice to every rank, receive theirs in place."""
+        shard, full = _flat(call.tensor), _flat(call.output)
+        numel = shard.numel()
+        own = full[self.rank * numel : (self.rank + 1) * numel]
+        if own.data_ptr() != shard.data_ptr():
+            own.copy_(shard)
+        return ProcessWork(self, call, self._gather_round(call, full, self._equal_bounds(numel)))
+
+    def _gather_round(self, call: Call, full: Tensor, bounds: Bounds) -> list:
+        """Start a gather, on its own or as the second round of a reduction."""
+        slices = [full[a:b] for a, b in bounds]
+        sends = [(rank, slices[self.rank]) for rank in self._others()]
+        receives = [(rank, slices[rank]) for rank in self._others()]
+        return self._exchange(call, sends, receives, _GATHER)
+
+    def _broadcast(self, call: Call) -> Work:
+        """Send from the source to everyone."""
+        if self.rank == call.peer:
+            sends = [(rank, _flat(call.tensor)) for rank in self._others()]
+            return ProcessWork(self, call, self._exchange(call, sends, []))
+        receives = [(call.peer, _flat(call.output))]
+        return ProcessWork(self, call, self._exchange(call, [], receives))
+
+    def _barrier(self, call: Call) -> Work:
+        """Exchange one byte with everyone: it arrives when they have come."""
+        sends = [(rank, torch.zeros(1, dtype=torch.uint8)) for rank in self._others()]
+        receives = [(rank, torch.empty(1, dtype=torch.uint8)) for rank in self._others()]
+        return ProcessWork(self, call, self._exchange(call, sends, receives))
+
+    def _send(self, call: Call) -> Work:
+        """One message of the user."""
+        sends = [(call.peer, _flat(call.tensor))]
+        return ProcessWork(self, call, self._exchange(call, sends, [], _MESSAGE))
+
+    def _recv(self, call: Call) -> Work:
+        """The other end of `_send`."""
+        receives = [(call.peer, _flat(call.output))]
+        return ProcessWork(self, call, self._exchange(call, [], receives, _MESSAGE))
+
+
+class NcclGroup(ProcessGroup):
+    """The same on NVIDIA GPUs, with NCCL's own collectives. Sums are in NCCL's order."""
+
+    world = "nccl"
+
+    def _reduce_scatter(self, call: Call) -> Work:
+        """One NCCL kernel, the average included."""
+        op, out, flat = _REDUCE_OPS[call.reduction], _flat(call.output), _flat(call.tensor)
+        return self._one(call, dist.reduce_scatter_single(out, flat, op=op, async_op=True))
+
+    def _all_gather(self, call: Call) -> Work:
+        """One NCCL kernel."""
+        out, flat = _flat(call.output), _flat(call.tensor)
+        return self._one(call, dist.all_gather_single(out, flat, async_op=True))
+
+    def _all_reduce(self, call: Call) -> Work:
+        """One NCCL kernel."""
+        op = _REDUCE_OPS[call.reduction]
+        return self._one(call, dist.all_reduce(_flat(call.tensor), op=op, async_op=True))
+
+    def _broadcast(self, call: Call) -> Work:
+        """One NCCL kernel."""
+        tensor = _flat(call.tensor if call.output is None else call.output)
+        return self._one(call, dist.broadcast(tensor, call.peer, async_op=True))
+
+    def _barrier(self, call: Call) -> Work:
+        """Hold the host too, as on gloo: NCCL alone would only hold the stream."""
+        flag = torch.zeros(1, device=f"cuda:{torch.cuda.current_device()}")
+        work = self._one(call, dist.all_reduce(flag, async_op=True))
+        work.wait()
+        torch.cuda.current_stream().synchronize()
+        return work
+
+    def _send(self, call: Call) -> Work:
+        """NCCL matches messages by their order."""
+        return self._one(call, dist.isend(_flat(call.tensor), call.peer))
+
+    def _recv(self, call: Call) -> Work:
+        """NCCL matches messages by their order."""
+        return self._one(call, dist.irecv(_flat(call.output), call.peer))
+
+    def _one(self, call: Call, handle: dist.Work | None) -> Work:
+        """Wrap one handle of torch.distributed."""
+        return ProcessWork(self, call, [] if handle is None else [handle])
+
+
+_checksums: dict[tuple, int] = {}
+
+
+def _checksum(signature: tuple) -> int:
+    """Return 11 bits that every process computes alike (Python's own hash differs)."""
+    known = _checksums.get(signature)
+    if known is None:
+        known = _checksums[signature] = zlib.crc32(repr(signature).encode()) & 0x7FF
+    return known
+
+
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _unseen() -> contextlib.AbstractContextManager[Any]:
+    """Keep the parts of a collective from the virtual GPU: scratch is not the user's memory."""
+    return _NOTHING if device.current() is None else torch._C._DisableTorchDispatch()
+
+
+def _flat(tensor: Tensor | None) -> Tensor:
+    """View a contiguous tensor as [numel]."""
+    assert tensor is not None
+    return tensor.detach().view(-1)
+
+
+def adopt(epoch: int = 0) -> ProcessGroup:
+    """Make our group of torch.distributed's default group, whoever initialised it."""
+    pg, backend = dist.group.WORLD, dist.get_backend()
+    if pg is None or backend not in ("gloo", "nccl"):
+        raise UsageError(f"backend {backend!r} is not supported: initialise with gloo or nccl")
+    store = dist.distributed_c10d._get_default_store()
+    kind = NcclGroup if backend == "nccl" else ProcessGroup
+    return kind(pg, store, epoch)

@@ -1,0 +1,302 @@
+"""Chapter 2: the watchdog: one thread a process, that can prove when waiting is in vain.
+
+Owns what this rank has told the others about itself. While collectives go through it only looks
+at a counter now and then. A rank that has waited for `QUIET_SECONDS` raises the alarm; then all
+ranks write their state into the shared store: what they do, and their latest calls. From the
+states follows who can still come:
+
+    a rank that computes may still come, and so may one whose call everybody has made, because
+    its bytes are on the way; a rank that waits may come when all those it waits for may;
+    nobody else ever comes: they returned, raised, died, or wait for each other in a circle
+
+A rank that can never come, in two looks between which every waiting rank has written anew, has
+proven a deadlock. Two ranks that made different calls under one number need no second look.
+"""
+
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from ..errors import DeadlockError, MismatchError, PeerError, RankError
+from ..records import RankRow
+from . import deadlock, source
+from .group import Call
+
+if TYPE_CHECKING:
+    from .process import ProcessGroup
+
+TICK_SECONDS = 0.2
+QUIET_SECONDS = 0.5
+FAREWELL_SECONDS = 1.0  # how long a broken connection waits for the peer's own explanation
+ENDED = ("returned", "raised", "died")
+State = dict[str, Any]
+
+
+class Watcher:
+    """The thread that watches one group."""
+
+    def __init__(self, group: "ProcessGroup", on_proof: Callable[[DeadlockError], None]) -> None:
+        """Watch `group`; call `on_proof` from the thread when its rank can never go on."""
+        self.group = group
+        self.store = _second_connection(group.store)
+        self.on_proof = on_proof
+        self._beat = 0
+        self._alarms = 0  # how many alarms have been answered
+        self._ended = False
+        self._doubt: dict[int, State] | None = None  # the states when the rank first seemed stuck
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name="zerolab-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def farewell(self, state: str, detail: str, where: str = "") -> None:
+        """Say how this rank ended; only the first time counts."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._tell(state, detail, where)
+
+    # ------------------------------------------------------------ the thread
+
+    def _loop(self) -> None:
+        """Look every now and then, until the group ends."""
+        while not self._stop.wait(TICK_SECONDS):
+            with self._lock:
+                if self._ended:
+                    return
+                try:
+                    error = self._look()
+                except RuntimeError:
+                    return  # the store is gone: the run is over
+            if error is not None:
+                self.on_proof(error)
+                return
+
+    def _look(self) -> DeadlockError | None:
+        """Answer an alarm, or raise one after a long wait; return the proof when there is one."""
+        waiting = self.group.waiting
+        if waiting is None or time.perf_counter() - waiting[1] < QUIET_SECONDS:
+            self._doubt = None
+            alarms = self.store.add("alarms", 0)
+            if alarms != self._alarms:
+                self._alarms = alarms
+                self._tell("computing", "", self._line())
+            return None
+        self._alarms = self.store.add("alarms", 1)
+        self._tell("waiting", waiting[0].describe(), waiting[0].where, waiting[0])
+        return self._judge(self.states())
+
+    def _judge(self, states: dict[int, State]) -> DeadlockError | None:
+        """Return the proof that this rank waits in vain, None while there is none."""
+        if contradictions(self.group.rank, states):
+            return self.error(states)
+        if self.group.rank not in stuck(states):
+            self._doubt = None
+        elif self._doubt is None:
+            self._doubt = states
+        elif confirmed(self._doubt, states):
+            return self.error(states)
+        return None
+
+    def is_first_to_prove(self) -> bool:
+        """Tell whether no other rank has published a proof: one table is enough."""
+        return self.store.add("proofs", 1) == 1
+
+    def _line(self) -> str:
+        """Return the user's line that the main thread executes."""
+        frame = sys._current_frames().get(self.group.main_thread)
+        return source.caller(frame) if frame is not None else ""
+
+    # ------------------------------------------------------------ states
+
+    def _tell(self, state: str, detail: str, where: str, call: Call | None = None) -> None:
+        """Write this rank's state for the peers."""
+        self._beat += 1
+        mine = self._own_state(state, detail, where, call)
+        self.store.set(f"state/{self.group.rank}", json.dumps(mine))
+
+    def _own_state(self, state: str, detail: str, where: str, call: Call | None) -> State:
+        """Say what this rank does, and which calls it has made."""
+        group, waiting = self.group, self.group.waiting
+        calls = list(group.calls)
+        latest = call or (calls[-1] if calls else None)
+        op, seq = (latest.op, latest.seq) if latest else ("", -1)
+        return {
+            **{"state": state, "detail": detail, "where": where, "op": op, "seq": seq},
+            "key": call.key(group.rank) if call else "",
+            "peer": call.peer if call and call.op in ("send", "recv") else -1,
+            "seconds": 0.0 if waiting is None else time.perf_counter() - waiting[1],
+            "launched": group.launched,
+            "messages": group.message_counts(),
+            "calls": {past.key(group.rank): _facts(past) for past in calls},
+            "beat": self._beat,
+        }
+
+    def states(self) -> dict[int, State]:
+        """Return what is known of every rank now."""
+        return {rank: read_state(self.store, rank) for rank in range(self.group.world_size)}
+
+    def error(self, states: dict[int, State]) -> DeadlockError:
+        """Build the table from the states."""
+        differing = contradictions(self.group.rank, states)
+        if differing:
+            return mismatch(self.group.rank, differing, states)
+        rows = [_row(rank, state) for rank, state in states.items()]
+        text = f"deadlock: {deadlock.explain(rows)}\n{deadlock.render(rows)}"
+        return DeadlockError(text, tuple(rows))
+
+    def explain(self, error: BaseException, call: Call) -> RankError:
+        """Turn a broken connection into what really happened, as far as the peers tell it."""
+        deadline = time.perf_counter() + FAREWELL_SECONDS
+        gone: list[int] = []
+        states: dict[int, State] = {}
+        while not gone and time.perf_counter() < deadline:
+            time.sleep(0.02)
+            states = self.states()
+            gone = [rank for rank, state in states.items() if state["state"] in ENDED]
+        states[self.group.rank] = self._own_state("waiting", call.describe(), call.where, call)
+        failed = [rank for rank in gone if states[rank]["state"] != "returned"]
+        if gone and not failed:
+            return self.error(states)
+        reason = f"the connection broke ({error})"
+        if failed:
+            reason = f"rank {failed[0]} {states[failed[0]]['state']}: {states[failed[0]]['detail']}"
+        return PeerError(f"{reason}, while rank {self.group.rank} was in {call.describe()}")
+
+
+def start(group: "ProcessGroup", on_proof: Callable[[DeadlockError], None]) -> None:
+    """Watch a group of more than one rank."""
+    if group.world_size > 1:
+        group.watcher = Watcher(group, on_proof)
+
+
+def read_state(store: dist.Store, rank: int) -> State:
+    """Return a rank's state; one that never wrote any computes."""
+    key = f"state/{rank}"
+    if not store.check([key]):
+        return _silent_state()
+    return json.loads(store.get(key))
+
+
+def tell_for(store: dist.Store, rank: int, state: str, detail: str) -> None:
+    """Write the state of a rank that cannot do so any more."""
+    last = read_state(store, rank)
+    store.set(f"state/{rank}", json.dumps({**last, "state": state, "detail": detail}))
+
+
+def _silent_state() -> State:
+    """Return the state of a rank of which nothing is known."""
+    texts = {"state": "computing", "detail": "", "where": "", "op": "", "key": ""}
+    numbers = {"seq": -1, "peer": -1, "seconds": 0.0, "launched": 0, "beat": 0}
+    return {**texts, **numbers, "messages": [], "calls": {}}
+
+
+# ---------------------------------------------------------------- who waits for whom
+
+
+def stuck(states: dict[int, State]) -> set[int]:
+    """Return the waiting ranks that nobody will ever free."""
+    may_come = {rank for rank, state in states.items() if state["state"] == "computing"}
+    waiting = {rank for rank, state in states.items() if state["state"] == "waiting"}
+    while True:
+        freed = {rank for rank in waiting - may_come if missing(rank, states) <= may_come}
+        if not freed:
+            return waiting - may_come
+        may_come |= freed
+
+
+def missing(rank: int, states: dict[int, State]) -> set[int]:
+    """Return the ranks that have not made the call in which `rank` waits, as far as known."""
+    mine = states[rank]
+    if mine["peer"] >= 0:
+        return set() if _made_message(mine, states[mine["peer"]]) else {mine["peer"]}
+    return {
+        other
+        for other, state in states.items()
+        if other != rank and (state["state"] == "computing" or state["launched"] <= mine["seq"])
+    }
+
+
+def _made_message(mine: State, partner: State) -> bool:
+    """Tell whether the partner of a message has made its side of it."""
+    pair = mine["key"].split(" ")[0]
+    made = {f"{src}>{dst}": count for src, dst, count in partner["messages"]}
+    return made.get(pair, 0) > mine["seq"]
+
+
+def contradictions(rank: int, states: dict[int, State]) -> list[int]:
+    """Return the ranks that made another call under the number in which `rank` waits."""
+    mine = states[rank]
+    if not mine["key"]:
+        return []
+    own = mine["calls"].get(mine["key"])
+    others = {peer: state["calls"].get(mine["key"]) for peer, state in states.items()}
+    return [peer for peer, call in others.items() if own and call and call[0] != own[0]]
+
+
+def confirmed(before: dict[int, State], now: dict[int, State]) -> bool:
+    """Tell whether all ranks say the same as before, the waiting ones having written anew."""
+    for rank, state in now.items():
+        old = before[rank]
+        if any(state[fact] != old[fact] for fact in ("state", "launched", "messages", "key")):
+            return False
+        if state["state"] == "waiting" and state["beat"] == old["beat"]:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- tables and stacks
+
+
+def mismatch(rank: int, differing: list[int], states: dict[int, State]) -> MismatchError:
+    """Build the error for ranks that made different calls under one number."""
+    mine = states[rank]
+    rows = []
+    for other, state in states.items():
+        call = state["calls"].get(mine["key"])
+        if call is None or (other not in differing and other != rank):
+            rows.append(_row(other, state))
+            continue
+        _, words, op, where = call
+        facts = (op, mine["seq"], words, state["seconds"], where)
+        rows.append(deadlock.row(other, "waiting", *facts))
+    return MismatchError(deadlock.mismatch_text(rows), tuple(rows))
+
+
+def _facts(call: Call) -> list[str]:
+    """Say of a past call what it must agree in, what it was in words, and where."""
+    return [repr(call.signature()), call.describe(), call.op, call.where]
+
+
+def _row(rank: int, state: State) -> RankRow:
+    """Turn a state into a row of the table."""
+    facts = [state[fact] for fact in ("state", "op", "seq", "detail", "seconds", "where")]
+    return deadlock.row(rank, *facts)
+
+
+def _second_connection(store: dist.Store) -> dist.Store:
+    """Open another connection: the first may be busy with a call of the main thread."""
+    try:
+        return store.clone()
+    except RuntimeError:
+        return store  # a store in memory or in a file needs no connection
+
+
+def stack_of(thread: int) -> str:
+    """Return the Python stack of a thread, without the frames of torch and zerolab."""
+    frame = sys._current_frames().get(thread)
+    entries = traceback.extract_stack(frame) if frame is not None else []
+    kept = [entry for entry in entries if not source.is_hidden(entry.filename)]
+    return "".join(traceback.format_list(kept))
