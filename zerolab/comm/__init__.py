@@ -23,6 +23,7 @@ from .current import current as current_group
 from .deadlock import RunTimeoutError
 from .group import Group, Work
 from .launch import run
+from .pool import close_pool
 from .torchrun import destroy_process_group, init_process_group
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "all_reduce",
     "barrier",
     "broadcast",
+    "close_pool",
     "current_group",
     "destroy_process_group",
     "get_rank",

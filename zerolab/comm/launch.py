@@ -15,7 +15,7 @@ import torch
 
 from ..errors import PeerError, UsageError
 from .. import device
-from . import current, deadlock, rng
+from . import current, deadlock, pool, rng, torchrun, travel, worker
 from .baton import DRAIN_SECONDS, RUNNING, Baton, RankStopped, take_back
 from .lockstep import LockstepGroup, LockstepWorld
 
@@ -60,10 +60,23 @@ def run(
             f"run() was called by rank {inside.rank} of a run: ranks cannot start ranks; "
             "call it from outside"
         )
-    job = Job(fn, args, gpu_memory, ledger, on_report)
     if world == "lockstep":
+        job = Job(fn, args, gpu_memory, ledger, on_report)
         return _run_lockstep(job, world_size, timeout)
-    raise UsageError(f"world {world!r} is not there yet")
+    call = travel.pack_call(fn, args)
+    order = worker.Job(
+        rank=-1,
+        world_size=world_size,
+        backend=_backend(world, world_size),
+        group=-1,
+        epoch=-1,
+        call=call,
+        gpu_memory=gpu_memory,
+        ledger=ledger,
+        random=rng.capture(),
+        lines=travel.cell_lines(),
+    )
+    return pool.the_pool().run(order, timeout, on_report)
 
 
 class Job:
@@ -112,6 +125,19 @@ def _check(
     if chosen not in WORLDS:
         raise UsageError(f"world {chosen!r} is unknown: use one of {', '.join(WORLDS)}")
     return chosen
+
+
+def _backend(world: str, world_size: int) -> str:
+    """Choose gloo or nccl; nccl needs one GPU a rank."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if world == "nccl" and world_size > gpus:
+        raise UsageError(
+            f"world_size {world_size} needs as many GPUs in the nccl world, this machine has "
+            f"{gpus}: use world='gloo', or fewer ranks"
+        )
+    if world == "process":
+        return torchrun.choose_backend(world_size)
+    return world
 
 
 # ---------------------------------------------------------------- the lockstep world

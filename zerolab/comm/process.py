@@ -326,11 +326,16 @@ def _flat(tensor: Tensor | None) -> Tensor:
     return tensor.detach().view(-1)
 
 
-def adopt(epoch: int = 0) -> ProcessGroup:
-    """Make our group of torch.distributed's default group, whoever initialised it."""
+def adopt(store: dist.Store | None = None, epoch: int = 0) -> ProcessGroup:
+    """Make our group of torch.distributed's default group, whoever initialised it.
+
+    Args:
+        store: one that all ranks share; None: that of the default group.
+        epoch: number of the run, where several share a group.
+    """
     pg, backend = dist.group.WORLD, dist.get_backend()
     if pg is None or backend not in ("gloo", "nccl"):
         raise UsageError(f"backend {backend!r} is not supported: initialise with gloo or nccl")
-    store = dist.distributed_c10d._get_default_store()
+    store = store or dist.distributed_c10d._get_default_store()
     kind = NcclGroup if backend == "nccl" else ProcessGroup
     return kind(pg, store, epoch)

@@ -39,7 +39,7 @@ def init_process_group() -> None:
             return
         _initialise()
     group = current.of_process()
-    if group.watcher is None:
+    if group.watcher is None and group.world_size > 1:
         _watch(group)
 
 
@@ -100,7 +100,7 @@ def destroy_process_group() -> None:
 
 def _watch(group: ProcessGroup) -> None:
     """Start the watchdog, and say farewell to the peers however this process ends."""
-    watch.start(group, _give_up)
+    watch.start(group, lambda states: _give_up(watch.error_of(group.rank, states)))
     atexit.register(_farewell, "returned", "")
     before = sys.excepthook
 

@@ -35,13 +35,14 @@ TICK_SECONDS = 0.2
 QUIET_SECONDS = 0.5
 FAREWELL_SECONDS = 1.0  # how long a broken connection waits for the peer's own explanation
 ENDED = ("returned", "raised", "died")
-State = dict[str, Any]
+State = dict[str, Any]  # what one rank says of itself, see `own_state`
+States = dict[int, State]
 
 
 class Watcher:
     """The thread that watches one group."""
 
-    def __init__(self, group: "ProcessGroup", on_proof: Callable[[DeadlockError], None]) -> None:
+    def __init__(self, group: "ProcessGroup", on_proof: Callable[[States], None]) -> None:
         """Watch `group`; call `on_proof` from the thread when its rank can never go on."""
         self.group = group
         self.store = _second_connection(group.store)
@@ -49,7 +50,7 @@ class Watcher:
         self._beat = 0
         self._alarms = 0  # how many alarms have been answered
         self._ended = False
-        self._doubt: dict[int, State] | None = None  # the states when the rank first seemed stuck
+        self._doubt: States | None = None  # the states when the rank first seemed stuck
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="zerolab-watch", daemon=True)
@@ -66,7 +67,8 @@ class Watcher:
         with self._lock:
             if not self._ended:
                 self._ended = True
-                self._tell(state, detail, where)
+                mine = own_state(self.group, None)
+                self._write({**mine, "state": state, "detail": detail, "where": where})
 
     # ------------------------------------------------------------ the thread
 
@@ -77,14 +79,14 @@ class Watcher:
                 if self._ended:
                     return
                 try:
-                    error = self._look()
+                    proof = self._look()
                 except RuntimeError:
                     return  # the store is gone: the run is over
-            if error is not None:
-                self.on_proof(error)
+            if proof is not None:
+                self.on_proof(proof)
                 return
 
-    def _look(self) -> DeadlockError | None:
+    def _look(self) -> States | None:
         """Answer an alarm, or raise one after a long wait; return the proof when there is one."""
         waiting = self.group.waiting
         if waiting is None or time.perf_counter() - waiting[1] < QUIET_SECONDS:
@@ -92,101 +94,102 @@ class Watcher:
             alarms = self.store.add("alarms", 0)
             if alarms != self._alarms:
                 self._alarms = alarms
-                self._tell("computing", "", self._line())
+                self._tell_now()
             return None
         self._alarms = self.store.add("alarms", 1)
-        self._tell("waiting", waiting[0].describe(), waiting[0].where, waiting[0])
+        self._tell_now()
         return self._judge(self.states())
 
-    def _judge(self, states: dict[int, State]) -> DeadlockError | None:
-        """Return the proof that this rank waits in vain, None while there is none."""
+    def _judge(self, states: States) -> States | None:
+        """Return the states if they prove that this rank waits in vain."""
         if contradictions(self.group.rank, states):
-            return self.error(states)
-        if self.group.rank not in stuck(states):
-            self._doubt = None
+            return states
+        broken = any(state["state"] in ("raised", "died") for state in states.values())
+        if broken or self.group.rank not in stuck(states):
+            self._doubt = None  # a broken peer closes its connections: that ends the wait
         elif self._doubt is None:
             self._doubt = states
         elif confirmed(self._doubt, states):
-            return self.error(states)
+            return states
         return None
 
     def is_first_to_prove(self) -> bool:
         """Tell whether no other rank has published a proof: one table is enough."""
         return self.store.add("proofs", 1) == 1
 
-    def _line(self) -> str:
-        """Return the user's line that the main thread executes."""
-        frame = sys._current_frames().get(self.group.main_thread)
-        return source.caller(frame) if frame is not None else ""
-
     # ------------------------------------------------------------ states
 
-    def _tell(self, state: str, detail: str, where: str, call: Call | None = None) -> None:
+    def _tell_now(self) -> None:
+        """Write what this rank is doing at this moment."""
+        self._write(snapshot(self.group))
+
+    def _write(self, state: State) -> None:
         """Write this rank's state for the peers."""
         self._beat += 1
-        mine = self._own_state(state, detail, where, call)
-        self.store.set(f"state/{self.group.rank}", json.dumps(mine))
+        self.store.set(f"state/{self.group.rank}", json.dumps({**state, "beat": self._beat}))
 
-    def _own_state(self, state: str, detail: str, where: str, call: Call | None) -> State:
-        """Say what this rank does, and which calls it has made."""
-        group, waiting = self.group, self.group.waiting
-        calls = list(group.calls)
-        latest = call or (calls[-1] if calls else None)
-        op, seq = (latest.op, latest.seq) if latest else ("", -1)
-        return {
-            **{"state": state, "detail": detail, "where": where, "op": op, "seq": seq},
-            "key": call.key(group.rank) if call else "",
-            "peer": call.peer if call and call.op in ("send", "recv") else -1,
-            "seconds": 0.0 if waiting is None else time.perf_counter() - waiting[1],
-            "launched": group.launched,
-            "messages": group.message_counts(),
-            "calls": {past.key(group.rank): _facts(past) for past in calls},
-            "beat": self._beat,
-        }
-
-    def states(self) -> dict[int, State]:
+    def states(self) -> States:
         """Return what is known of every rank now."""
         return {rank: read_state(self.store, rank) for rank in range(self.group.world_size)}
-
-    def error(self, states: dict[int, State]) -> DeadlockError:
-        """Build the table from the states."""
-        differing = contradictions(self.group.rank, states)
-        if differing:
-            return mismatch(self.group.rank, differing, states)
-        rows = [_row(rank, state) for rank, state in states.items()]
-        text = f"deadlock: {deadlock.explain(rows)}\n{deadlock.render(rows)}"
-        return DeadlockError(text, tuple(rows))
 
     def explain(self, error: BaseException, call: Call) -> RankError:
         """Turn a broken connection into what really happened, as far as the peers tell it."""
         deadline = time.perf_counter() + FAREWELL_SECONDS
-        gone: list[int] = []
-        states: dict[int, State] = {}
+        states, gone = self.states(), list[int]()
         while not gone and time.perf_counter() < deadline:
             time.sleep(0.02)
             states = self.states()
             gone = [rank for rank, state in states.items() if state["state"] in ENDED]
-        states[self.group.rank] = self._own_state("waiting", call.describe(), call.where, call)
+        states[self.group.rank] = own_state(self.group, call)
         failed = [rank for rank in gone if states[rank]["state"] != "returned"]
         if gone and not failed:
-            return self.error(states)
-        reason = f"the connection broke ({error})"
+            return error_of(self.group.rank, states)
+        reason = f"the connection broke ({str(error).split('. ')[0]})"
         if failed:
             reason = f"rank {failed[0]} {states[failed[0]]['state']}: {states[failed[0]]['detail']}"
         return PeerError(f"{reason}, while rank {self.group.rank} was in {call.describe()}")
 
 
-def start(group: "ProcessGroup", on_proof: Callable[[DeadlockError], None]) -> None:
+def start(group: "ProcessGroup", on_proof: Callable[[States], None]) -> None:
     """Watch a group of more than one rank."""
     if group.world_size > 1:
         group.watcher = Watcher(group, on_proof)
+
+
+def snapshot(group: "ProcessGroup") -> State:
+    """Return what a rank is doing at this moment: it waits, or computes at some line."""
+    waiting = group.waiting
+    if waiting is not None:
+        return own_state(group, waiting[0])
+    frame = sys._current_frames().get(group.main_thread)
+    return {**own_state(group, None), "where": source.caller(frame) if frame else ""}
+
+
+def own_state(group: "ProcessGroup", call: Call | None) -> State:
+    """Say which calls a rank has made, and in which one it waits (None: it computes)."""
+    calls, waiting = list(group.calls), group.waiting
+    latest = call or (calls[-1] if calls else None)
+    return {
+        "state": "computing" if call is None else "waiting",
+        "detail": "" if call is None else call.describe(),
+        "where": "" if call is None else call.where,
+        "op": "" if latest is None else latest.op,
+        "seq": -1 if latest is None else latest.seq,
+        "key": "" if call is None else call.key(group.rank),
+        "peer": call.peer if call and call.op in ("send", "recv") else -1,
+        "seconds": 0.0 if waiting is None else time.perf_counter() - waiting[1],
+        "launched": group.launched,
+        "messages": group.message_counts(),
+        "calls": {past.key(group.rank): _facts(past) for past in calls},
+        "beat": 0,
+    }
 
 
 def read_state(store: dist.Store, rank: int) -> State:
     """Return a rank's state; one that never wrote any computes."""
     key = f"state/{rank}"
     if not store.check([key]):
-        return _silent_state()
+        return silent_state()
     return json.loads(store.get(key))
 
 
@@ -196,7 +199,7 @@ def tell_for(store: dist.Store, rank: int, state: str, detail: str) -> None:
     store.set(f"state/{rank}", json.dumps({**last, "state": state, "detail": detail}))
 
 
-def _silent_state() -> State:
+def silent_state() -> State:
     """Return the state of a rank of which nothing is known."""
     texts = {"state": "computing", "detail": "", "where": "", "op": "", "key": ""}
     numbers = {"seq": -1, "peer": -1, "seconds": 0.0, "launched": 0, "beat": 0}
@@ -206,7 +209,7 @@ def _silent_state() -> State:
 # ---------------------------------------------------------------- who waits for whom
 
 
-def stuck(states: dict[int, State]) -> set[int]:
+def stuck(states: States) -> set[int]:
     """Return the waiting ranks that nobody will ever free."""
     may_come = {rank for rank, state in states.items() if state["state"] == "computing"}
     waiting = {rank for rank, state in states.items() if state["state"] == "waiting"}
@@ -217,7 +220,7 @@ def stuck(states: dict[int, State]) -> set[int]:
         may_come |= freed
 
 
-def missing(rank: int, states: dict[int, State]) -> set[int]:
+def missing(rank: int, states: States) -> set[int]:
     """Return the ranks that have not made the call in which `rank` waits, as far as known."""
     mine = states[rank]
     if mine["peer"] >= 0:
@@ -236,7 +239,7 @@ def _made_message(mine: State, partner: State) -> bool:
     return made.get(pair, 0) > mine["seq"]
 
 
-def contradictions(rank: int, states: dict[int, State]) -> list[int]:
+def contradictions(rank: int, states: States) -> list[int]:
     """Return the ranks that made another call under the number in which `rank` waits."""
     mine = states[rank]
     if not mine["key"]:
@@ -246,7 +249,7 @@ def contradictions(rank: int, states: dict[int, State]) -> list[int]:
     return [peer for peer, call in others.items() if own and call and call[0] != own[0]]
 
 
-def confirmed(before: dict[int, State], now: dict[int, State]) -> bool:
+def confirmed(before: States, now: States) -> bool:
     """Tell whether all ranks say the same as before, the waiting ones having written anew."""
     for rank, state in now.items():
         old = before[rank]
@@ -260,14 +263,24 @@ def confirmed(before: dict[int, State], now: dict[int, State]) -> bool:
 # ---------------------------------------------------------------- tables and stacks
 
 
-def mismatch(rank: int, differing: list[int], states: dict[int, State]) -> MismatchError:
+def error_of(rank: int, states: States) -> DeadlockError:
+    """Build the error of a rank that waits in vain, with the table of all ranks."""
+    differing = contradictions(rank, states)
+    if differing:
+        return mismatch(rank, differing, states)
+    rows = [row(other, state) for other, state in states.items()]
+    text = f"deadlock: {deadlock.explain(rows)}\n{deadlock.render(rows)}"
+    return DeadlockError(text, tuple(rows))
+
+
+def mismatch(rank: int, differing: list[int], states: States) -> MismatchError:
     """Build the error for ranks that made different calls under one number."""
     mine = states[rank]
     rows = []
     for other, state in states.items():
         call = state["calls"].get(mine["key"])
         if call is None or (other not in differing and other != rank):
-            rows.append(_row(other, state))
+            rows.append(row(other, state))
             continue
         _, words, op, where = call
         facts = (op, mine["seq"], words, state["seconds"], where)
@@ -280,7 +293,7 @@ def _facts(call: Call) -> list[str]:
     return [repr(call.signature()), call.describe(), call.op, call.where]
 
 
-def _row(rank: int, state: State) -> RankRow:
+def row(rank: int, state: State) -> RankRow:
     """Turn a state into a row of the table."""
     facts = [state[fact] for fact in ("state", "op", "seq", "detail", "seconds", "where")]
     return deadlock.row(rank, *facts)
