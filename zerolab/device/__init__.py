@@ -10,13 +10,14 @@ Reading order:
     scopes      tag, in_phase, paused
     sharded     no reading of empty storages
     requests    what is refused before it runs
+    tensor_cores 16-bit products in fp32, where the CPU cannot do them
     gpu         the virtual GPU: a ledger that sees every operation
     active      the GPU of the calling thread
     resize      the watch on storages that change their size
     host, cuda  host memory, copies, and the same on a real GPU
 """
 
-from .active import current, in_phase, mark, name_storage, paused, set_kind, set_phase, tag
+from .active import current, ignore, in_phase, mark, name_storage, paused, set_kind, set_phase, tag
 from .gpu import VirtualGPU
 from .host import HostLedger, host, on_host, to_device, to_host
 from .ledger import Ledger
@@ -33,6 +34,7 @@ __all__ = [
     "current",
     "format_bytes",
     "host",
+    "ignore",
     "in_phase",
     "mark",
     "name_storage",

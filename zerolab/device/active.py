@@ -96,6 +96,13 @@ def set_kind(tensor: torch.Tensor, kind: str) -> None:
         gpu.set_kind(tensor, kind)
 
 
+def ignore(tensor: torch.Tensor) -> None:
+    """Never count this storage on the calling rank's GPU, if it was not seen there so far."""
+    gpu = current()
+    if gpu is not None:
+        gpu.ignore(tensor)
+
+
 def name_storage(tensor: torch.Tensor, name: str) -> None:
     """Say which unit a storage belongs to, so that using it while it is empty names the unit."""
     gpu = current()

@@ -192,18 +192,23 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         self._look_at_arguments(args, func)
         if kwargs:
             self._look_at_arguments(kwargs.values(), func)
-        if func in tensor_cores.KERNELS:
-            out = tensor_cores.in_fp32(func, args, kwargs or {})
-        elif kwargs:
-            out = func(*args, **kwargs)
-        else:
-            out = func(*args)
+        out = self._compute(func, args, kwargs or {})
         try:
             self._look_at_results(out, func)
         except torch.OutOfMemoryError as error:
             out = None  # the traceback keeps this frame; it must not keep the tensor as well
             raise error.with_traceback(None) from None
         return out
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            if tensor_cores.KERNELS and func in tensor_cores.KERNELS:
+                return tensor_cores.in_fp32(func, args, kwargs)
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if sharded.is_about_size(error):
+                self._explain(args, func, error)
+            raise
 
     def _look_at_arguments(self, values: Iterable[Any], func: Any) -> None:
         live = self.live
@@ -221,7 +226,8 @@ class VirtualGPU(TorchDispatchMode, Ledger):
 
     def _unusual_argument(self, tensor: torch.Tensor, block: Block | None, func: Any) -> None:
         if block is not None:
-            sharded.check(tensor, block.name, func)
+            if tensor.numel() and not sharded.is_harmless(func):
+                raise sharded.refusal(block.name, func)
         elif tensor.device.type != self.device_type:
             self.admit(tensor.untyped_storage(), op_name(func), UNCOUNTED)
         elif not self.pauses:
@@ -248,6 +254,14 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         self.admit(storage, op, None if is_mine else UNCOUNTED)
         if self.host_scopes and self.host is not None:
             self.host.admit(storage, op, self.tagged)
+
+    def _explain(self, values: Iterable[Any], func: Any, error: RuntimeError) -> None:
+        """Name the unit when torch found a storage too small for a view."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                block = self.live.get(value.untyped_storage()._cdata)
+                if block is not None and block.closed:
+                    raise sharded.refusal(block.name, func) from error
 
     def _refuse_excess(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None

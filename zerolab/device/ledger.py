@@ -161,16 +161,19 @@ class Ledger:
         return block
 
     def resize(self, block: Block, nbytes: int, op: str) -> None:
-        """Count a storage at its new size.
+        """Count a storage at its new size, and for a moment at both, as long as torch copies.
 
         Raises:
-            torch.OutOfMemoryError: the growth does not fit; the block keeps its old size.
+            torch.OutOfMemoryError: the new size does not fit beside the old one; the block
+                keeps its old size.
         """
         with self._lock:
-            delta = 0 if block.kind == UNCOUNTED else nbytes - block.nbytes
-            if delta:
-                self.check_room(delta, op)
-                self._apply(block, delta, op, source.caller())
+            before = block.nbytes
+            if block.kind != UNCOUNTED and nbytes != before:
+                self.check_room(nbytes, op)
+                where = source.caller()
+                for delta in filter(None, (nbytes, -before)):
+                    self._apply(block, delta, op, where)
             block.closed = bool(block.name) and not nbytes
         self.settle()
 

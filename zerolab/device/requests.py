@@ -26,7 +26,7 @@ _FACTORIES = frozenset(
 def bytes_asked(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device_type: str
 ) -> int:
-    """Say by how many bytes an operation will raise what is held, 0 where that is not known.
+    """Say how many bytes an operation will allocate, 0 where that is not known beforehand.
 
     Args:
         func: a factory such as `aten.zeros`, or `aten.resize_`; for others the answer is 0.
@@ -51,5 +51,5 @@ def _of_factory(size: list[Any], options: dict[str, Any], device_type: str) -> i
 
 
 def _of_resize(tensor: torch.Tensor, size: list[Any]) -> int:
-    numel = tensor.storage_offset() + math.prod(size)
-    return max(0, int(numel) * tensor.element_size() - tensor.untyped_storage().nbytes())
+    nbytes = int(tensor.storage_offset() + math.prod(size)) * tensor.element_size()
+    return nbytes if nbytes > tensor.untyped_storage().nbytes() else 0
