@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+REPOSITORY = "zerolab/zerolab"  # owner/name on GitHub: where Colab finds the course
 MARKER = re.compile(r"^# %%(?P<header>.*)$", re.M)
 LABEL = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 KEEP_OUTPUT = "nbval-check-output"
@@ -57,7 +58,8 @@ class Cell:
 
 def read_cells(path: Path) -> list[Cell]:
     """Return the cells of one chapter's source, in order."""
-    parts = MARKER.split(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8").replace("{repository}", REPOSITORY)
+    parts = MARKER.split(text)
     headers, bodies = parts[1::2], parts[2::2]
     found = [parse_cell(h, b, path.name) for h, b in zip(headers, bodies, strict=True)]
     labels = [cell.label for cell in found]
@@ -206,11 +208,13 @@ def take_outputs(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a notebook from top to bottom and return it with outputs, free of timing and state."""
+    """Run a notebook down to the last cell that keeps its output; no timing, no widget state."""
     import nbformat
     from nbclient import NotebookClient
 
-    node = nbformat.reads(to_json(notebook), as_version=4)
+    last = max(i for i, cell in enumerate(notebook["cells"]) if keeps_output(cell))
+    cells = notebook["cells"][: last + 1]
+    node = nbformat.reads(to_json({**notebook, "cells": cells}), as_version=4)
     client = NotebookClient(
         node,
         timeout=TIMEOUT_SECONDS,

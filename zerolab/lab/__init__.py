@@ -6,7 +6,7 @@ Reading order:
     plug evaluate          the answer becomes part of the engine; evidence is gathered
     child sandbox          ... in another process, which may hang or die
     cards checking         what the learner sees: check, hint, solution
-    live train compare     a run whose memory can be watched; runs side by side
+    live training table    a run whose memory can be watched; runs side by side
     quiz progress          questions; the learner's own log
     workspace              where the learner's copy of the course lies
     chapters               the exercises of each chapter
@@ -15,10 +15,10 @@ The names below are all that a notebook uses.
 """
 
 from .checking import begin, check, hint, solution
-from .compare import compare
 from .plug import plugged, reset, running
 from .quiz import self_test
-from .train import Training, train, world_size
+from .table import compare
+from .training import Training, train, world_size
 
 __all__ = [
     "Training",

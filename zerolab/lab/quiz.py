@@ -16,6 +16,8 @@ from typing import Any
 from ..errors import UsageError
 from . import cards, workspace
 
+OPEN = "?"  # a question left open
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -81,7 +83,7 @@ def self_test(*answers: str) -> "Questions | Marks":
     """Show the questions of chapter 0, or mark the answers to them.
 
     Args:
-        answers: one letter a question, in order; none to see the questions.
+        answers: one letter a question, in order, "?" for one left open; none to see the questions.
     """
     questions = read_bank(workspace.course_folder() / "quiz" / "00.toml")
     if not answers:
@@ -92,7 +94,7 @@ def self_test(*answers: str) -> "Questions | Marks":
             f'give {len(questions)} letters, such as "a"'
         )
     for number, (answer, question) in enumerate(zip(answers, questions, strict=True), 1):
-        if answer not in question.letters or len(answer) != 1:
+        if answer not in (*question.letters, OPEN):
             letters = ", ".join(question.letters)
             raise UsageError(f"answer {number} is {answer!r}; give one of the letters {letters}")
     return Marks(questions, answers)
@@ -146,10 +148,9 @@ class Marks:
         """Return the result as a card: the reason for every answer."""
         right = self.num_right == len(self.pairs)
         rows = tuple(
-            cards.Row(f"{number}  {'right' if answer == question.key else 'not yet'}",
-                      question.choices[question.letters.index(answer)].feedback)
+            cards.Row(f"{number}  {_verdict(question, answer)}", _reason(question, answer))
             for number, (question, answer) in enumerate(self.pairs, 1)
-        )  # fmt: skip
+        )
         stripe = "--jp-success-color1" if right else "--jp-warn-color1"
         return cards.Card(stripe, f"{self.num_right} of {len(self.pairs)} right", rows=rows)
 
@@ -158,3 +159,15 @@ class Marks:
 
     def _repr_html_(self) -> str:
         return self.card()._repr_html_()
+
+
+def _verdict(question: Question, answer: str) -> str:
+    if answer == OPEN:
+        return "open"
+    return "right" if answer == question.key else "not yet"
+
+
+def _reason(question: Question, answer: str) -> str:
+    if answer == OPEN:
+        return f"Write one of {', '.join(question.letters)} in place of the question mark."
+    return question.choices[question.letters.index(answer)].feedback

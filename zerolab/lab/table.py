@@ -6,7 +6,7 @@ Owns nothing: a `Table` reads what `lab.train` returned.
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from .train import Training
+from .training import Training
 
 
 def compare(*trainings: Training) -> "Table":

@@ -211,6 +211,8 @@ def train(
     gpt.preset(model)
     if dtype not in ("bf16", "fp32"):
         raise UsageError(f'dtype {dtype!r} is unknown; give "bf16" or "fp32"')
+    if stage not in (0, 1, 2, 3):
+        raise UsageError(f"stage {stage!r} is no ZeRO stage; give 0, 1, 2 or 3")
     if steps < 1:
         raise UsageError(f"steps={steps} trains nothing; give 1 or more")
     job = Job(model, stage, steps, dtype, micro_batch_size, seed=0)
@@ -240,8 +242,6 @@ def _run(job: Job, capacity: int | None, started: Callable[[live.Started], None]
     error: Exception | None = None
     try:
         comm.run(train_rank, world_size(), gpu_memory=capacity, args=(job,), on_report=receive)
-    except UsageError:
-        raise
     except Exception as failure:
         error = failure.with_traceback(None)  # its frames hold the tensors of the run
     return Training(job, capacity, [ranks[rank] for rank in sorted(ranks)], error)
