@@ -51,6 +51,7 @@ class Report:
         reading: the file as understood.
         problems: everything that was found.
         config: the resolved configuration; None when there are errors.
+        optimizer_in_code: whether the script may pass an optimizer.
     """
 
     name: str
@@ -59,11 +60,13 @@ class Report:
     reading: reading.Reading
     problems: tuple[Problem, ...]
     config: Config | None
+    optimizer_in_code: bool
 
     @property
-    def errors(self) -> tuple[Problem, ...]:
-        """The problems that stop `load`."""
-        return tuple(p for p in self.problems if p.severity is Severity.ERROR)
+    def stoppers(self) -> tuple[Problem, ...]:
+        """The problems with which nothing runs."""
+        stop = (Severity.ERROR, Severity.NEEDS)
+        return tuple(p for p in self.problems if p.severity in stop)
 
     def corrected(self) -> dict[str, Any]:
         """The file with every problem put right; what one edit uncovers, the next round mends."""
@@ -72,7 +75,7 @@ class Report:
             fixed = _problems.corrected(raw, report.problems)
             if fixed == raw:
                 break
-            raw, report = fixed, examine(fixed, self.world_size)
+            raw, report = fixed, examine(fixed, self.world_size, self.optimizer_in_code)
         return raw
 
 
@@ -90,14 +93,27 @@ def load(source: Any, world_size: int) -> Config:
         if source.world_size == world_size:
             return source
         source = source.raw
-    report = examine(source, world_size)
+    report = examine(source, world_size, optimizer_in_code=True)
     if report.config is None:
-        raise ConfigError(report.errors, report.name)
+        raise ConfigError(report.stoppers, report.name)
     return report.config
 
 
-def examine(given: Any, world_size: int) -> Report:
-    """Everything there is to say about a configuration; raises only if there is no text to read."""
+def examine(given: Any, world_size: int, optimizer_in_code: bool = False) -> Report:
+    """Everything there is to say about a configuration.
+
+    Args:
+        given: a dict, the path of a JSON or HJSON file, or base64 of JSON.
+        world_size: the number of ranks that will train.
+        optimizer_in_code: the script may pass an optimizer, so the file need not name one.
+
+    Raises:
+        ConfigError: the text cannot be read at all.
+    """
+    if world_size < 1:
+        raise ConfigError(
+            [_problems.error((), f"{world_size} GPUs cannot train", "give 1 or more")]
+        )
     text = source.open_source(given)
     read = reading.read(text.raw)
     found = [*text.problems, *read.problems]
@@ -105,11 +121,13 @@ def examine(given: Any, world_size: int) -> Report:
     if isinstance(solved, Problem):
         found.append(solved)
     found += rules.apply(read, world_size)
+    if optimizer_in_code:
+        found = [p for p in found if p.severity is not Severity.NEEDS]
     config = None
     if isinstance(solved, triad.Triad) and not any(p.severity is Severity.ERROR for p in found):
         warnings = tuple(str(p) for p in found if p.severity is Severity.WARNING)
         config = settings.resolve(read.file, solved, world_size, warnings, text.raw)
-    return Report(text.name, world_size, text.raw, read, tuple(found), config)
+    return Report(text.name, world_size, text.raw, read, tuple(found), config, optimizer_in_code)
 
 
 def _solve(read: reading.Reading, world_size: int) -> triad.Triad | Problem | None:
@@ -131,7 +149,7 @@ def build_optimizer(cfg: Config, params: Iterable[Any]) -> torch.optim.Optimizer
     Raises:
         ConfigError: the file has no optimizer block, or torch refuses its arguments.
     """
-    return optimizers.build(cfg.optimizer, params)
+    return optimizers.build(cfg.optimizer, params, cfg.stage)
 
 
 def build_scheduler(cfg: Config, optimizer: Any) -> Any:

@@ -18,6 +18,7 @@ The policy, in one place:
     detail     nothing          a setting of the block above, and as good as that block
 """
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,9 +155,10 @@ def detail(default: Any, does: str, **more: Any) -> Any:
     return _key(Status.DETAIL, default, does, **more)
 
 
-def keys_of(block: type[Block], above: Path = ()) -> list[Key]:
+@functools.cache
+def keys_of(block: type[Block], above: Path = ()) -> tuple[Key, ...]:
     """The keys of one block, in the order of the schema."""
-    return [_read(name, field, above) for name, field in block.model_fields.items()]
+    return tuple(_read(name, field, above) for name, field in block.model_fields.items())
 
 
 def all_keys(block: type[Block], above: Path = ()) -> Iterator[Key]:

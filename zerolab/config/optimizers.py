@@ -24,6 +24,13 @@ from .values import closest
 
 BLOCK: Path = ("optimizer",)
 DEFAULT_BLOCK = {"type": "AdamW", "params": {"lr": 1e-4}}
+_ASSERTS = "shard; DeepSpeed stops with an AssertionError"
+DEEPSPEED_WITHOUT = {
+    0: "step",
+    1: _ASSERTS,
+    2: _ASSERTS,
+    3: "step; DeepSpeed builds an inference engine without a word, and its backward fails",
+}
 
 ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
@@ -65,14 +72,12 @@ ADAM_ONLY = (
 )
 
 
-def missing() -> Problem:
+def missing(stage: int) -> Problem:
     """What to say when neither the file nor the script brings an optimizer."""
     return Problem(
         BLOCK,
         Severity.NEEDS,
-        "there is no optimizer block: without an optimizer there is nothing to step and to shard. "
-        "DeepSpeed stops with an AssertionError at stages 1 and 2; at stage 3 it silently builds "
-        "an inference engine whose backward fails",
+        f"there is no optimizer block, and stage {stage} has nothing to {DEEPSPEED_WITHOUT[stage]}",
         f"add {show({'optimizer': DEFAULT_BLOCK}, 80)[1:-1]}, or pass optimizer= to initialize",
         (Edit(BLOCK, DEFAULT_BLOCK),),
     )
@@ -92,15 +97,18 @@ def check(block: OptimizerBlock | None) -> Iterator[Problem]:
         yield from _value_problems(block)
 
 
-def build(block: OptimizerBlock | None, params: Iterable[Any]) -> torch.optim.Optimizer:
+def build(
+    block: OptimizerBlock | None, params: Iterable[Any], stage: int = 0
+) -> torch.optim.Optimizer:
     """The optimizer of a block over tensors or parameter groups.
 
-    AdamW and Adam are fused where torch can: one kernel, no temporaries.
+    AdamW and Adam are fused where torch can: one kernel, no temporaries. `stage` is only named in
+    the message.
 
     Raises:
         ConfigError: there is no block, or the class refuses its arguments.
     """
-    problems = [missing()] if block is None else list(check(block))
+    problems = [missing(stage)] if block is None else list(check(block))
     if block is None or problems:
         raise ConfigError(problems)
     groups = list(params)

@@ -58,10 +58,14 @@ class Problem:
         """The path with dots between the names."""
         return ".".join(self.path)
 
+    @property
+    def place(self) -> str:
+        """The key with a colon after it, or "" for the file as a whole."""
+        return f"{self.key}: " if self.path else ""
+
     def __str__(self) -> str:
         """One line: key, what is wrong, what to do."""
-        where = f"{self.key}: " if self.path else ""
-        return f"{where}{self.message}{'; ' if self.remedy else ''}{self.remedy}"
+        return f"{self.place}{self.message}{'; ' if self.remedy else ''}{self.remedy}"
 
 
 class ConfigError(UsageError):

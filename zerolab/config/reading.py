@@ -19,6 +19,7 @@ from .source import Placeholder
 from .triad import ACCUM, MICRO, TOTAL
 from .values import closest
 
+SILENT = ("activation_checkpointing", "flops_profiler", "aio", "checkpoint")  # read as plain dicts
 TRAINER = '"auto" is filled in by the Hugging Face Trainer, and nothing fills it in here'
 
 
@@ -97,9 +98,10 @@ def _unknown(spelled: Path) -> Problem:
 
 
 def _no_key(spelled: Path, remedy: str, edit: Edit) -> Problem:
-    where = f"the block {spelled[-2]!r}" if spelled[1:] else "the root"
-    message = f"is not a key of {where}, so DeepSpeed ignores it or stops"
-    return error(spelled, message, remedy, edit)
+    where = f"the block {spelled[-2]!r}" if spelled[1:] else "the root of the file"
+    silent = not spelled[1:] or spelled[0] in SILENT
+    there = "DeepSpeed ignores it without a word" if silent else "DeepSpeed stops at it too"
+    return error(spelled, f"is not a key of {where}; {there}", remedy, edit)
 
 
 def _twice(spelled: Path, first: str) -> Problem:

@@ -7,11 +7,10 @@ silent where the values it needs were refused already.
 
 from collections.abc import Iterator
 
-from . import optimizers, schedulers
+from . import optimizers, schedulers, settings
 from .keys import SAYS, STOPS, Block, Key, Status, show
 from .problems import Edit, Path, Problem, error, note, warning
 from .reading import Reading
-from .settings import compute_dtype
 
 ZERO = "zero_optimization"
 LARGE_BUCKET = 100_000_000
@@ -44,7 +43,7 @@ def asks(reading: Reading, key: Key) -> bool:
     value = value_of(reading, key.path)
     if isinstance(value, Block):
         return value.asked()
-    return key.status is Status.IDLE or value != key.default
+    return key.status is Status.IDLE or (value is not None and value != key.default)
 
 
 def statuses(reading: Reading) -> Iterator[Problem]:
@@ -109,7 +108,7 @@ def _loss_scale(reading: Reading) -> Iterator[Problem]:
 
 def _param_dtype(reading: Reading) -> Iterator[Problem]:
     path = ("data_types", "param_dtype")
-    asked, used = reading.file.data_types.param_dtype, compute_dtype(reading.file)
+    asked, used = reading.file.data_types.param_dtype, settings.compute_dtype(reading.file)
     if asked is not None and asked != used and reading.fine(*path):
         message = f"{show(asked)} disagrees with the precision block, which says {show(used)}"
         drop = Edit(reading.spelled(*path), drop=True)
@@ -119,7 +118,7 @@ def _param_dtype(reading: Reading) -> Iterator[Problem]:
 def _optimizer(reading: Reading) -> Iterator[Problem]:
     block = reading.file.optimizer
     if block is None and reading.fine("optimizer"):
-        yield optimizers.missing()
+        yield optimizers.missing(reading.file.zero_optimization.stage)
     fine = all(reading.fine("optimizer", name) for name in ("type", "params"))
     found = list(optimizers.check(block)) if fine else []
     yield from found

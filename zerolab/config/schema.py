@@ -9,15 +9,25 @@ from typing import Annotated
 import torch
 
 from .keys import Block, detail, idle, later, refused, through_code, unheard, works
+from .schema_around import (
+    AIO,
+    Checkpoint,
+    Comet,
+    CommsLogger,
+    FlopsProfiler,
+    Pipeline,
+    Timers,
+    WandB,
+    Writer,
+)
 from .schema_zero import Zero
 from .values import (
-    Count,
     DType,
     Flag,
-    Integer,
     NonNegativeReal,
     Params,
     PositiveCount,
+    PowerOfTwo,
     Real,
     Text,
     Texts,
@@ -27,13 +37,13 @@ from .values import (
 MONITOR = "monitors come later: nothing is written"
 LOGGING = "logging comes later: nothing is printed"
 SAVING = "saving comes later"
-CONFIGURE = "it waits for checkpointing.configure(...) and for layers wrapped by checkpoint(...)"
+CONFIGURE = (
+    "it waits for checkpointing.configure(...) and for layers wrapped by "
+    "checkpoint(...), which a later chapter brings"
+)
 
 CAST = "inputs are not cast: cast them in the data loader"
 
-WriterKind = Annotated[str, one_of("FAST", "PYTHON", "MOCK")]
-Writers = Annotated[str, one_of("replica", "socket", "machine")]
-TagRule = Annotated[str, one_of("WARN", "IGNORE", "FAIL")]
 Moment = Annotated[str, one_of("micro_step", "boundary")]
 ReduceOp = Annotated[str, one_of("mean", "sum")]
 
@@ -44,7 +54,7 @@ class FP16(Block):
     enabled: Flag = works(False, "compute in fp16, update fp32 master weights")
     auto_cast: Flag = idle(False, "cast inputs to fp16", CAST)
     loss_scale: NonNegativeReal = works(0.0, "0: dynamic; otherwise this fixed scale")
-    initial_scale_power: Count = works(16, "first dynamic scale, as a power of two")
+    initial_scale_power: PowerOfTwo = works(16, "first dynamic scale, as a power of two")
     loss_scale_window: PositiveCount = works(1000, "steps without overflow before it doubles")
     hysteresis: PositiveCount = works(2, "overflows in a row before it halves")
     consecutive_hysteresis: Flag = works(False, "refill that budget at every good step")
@@ -126,124 +136,6 @@ class ActivationCheckpointing(Block):
     profile: Flag = detail(False, "time forward and backward")
 
 
-class CommsLogger(Block):
-    """Per-call communication log."""
-
-    enabled: Flag = detail(False, "log every collective")
-    verbose: Flag = detail(False, "print each one")
-    prof_all: Flag = detail(True, "all operations")
-    debug: Flag = detail(False, "with the caller's name")
-    prof_ops: Texts = detail([], "only these operations")
-
-
-class Writer(Block):
-    """A monitor that writes files: TensorBoard or CSV."""
-
-    enabled: Flag = detail(False, "write loss, learning rate and scale")
-    output_path: Text = detail("", "directory")
-    job_name: Text = detail("DeepSpeedJobName", "its subdirectory")
-
-
-class WandB(Block):
-    """Weights & Biases."""
-
-    enabled: Flag = detail(False, "send to Weights & Biases")
-    group: Text | None = detail(None, "group")
-    team: Text | None = detail(None, "team")
-    project: Text = detail("deepspeed", "project")
-
-
-class Comet(Block):
-    """Comet."""
-
-    enabled: Flag = detail(False, "send to Comet")
-    samples_log_interval: PositiveCount = detail(100, "samples between two points")
-    project: Text | None = detail(None, "project")
-    workspace: Text | None = detail(None, "workspace")
-    api_key: Text | None = detail(None, "key")
-    experiment_name: Text | None = detail(None, "name")
-    experiment_key: Text | None = detail(None, "experiment to continue")
-    online: Flag | None = detail(None, "online or offline")
-    mode: Text | None = detail(None, "get, create or either")
-
-
-class FlopsProfiler(Block):
-    """DeepSpeed's FLOPS profiler."""
-
-    enabled: Flag = detail(False, "profile one step")
-    recompute_fwd_factor: NonNegativeReal = detail(0.0, "recomputed share")
-    profile_step: PositiveCount = detail(1, "which step")
-    module_depth: Integer = detail(-1, "depth of the table")
-    top_modules: PositiveCount = detail(1, "rows a level")
-    detailed: Flag = detail(True, "per module")
-    output_file: Text | None = detail(None, "file")
-
-
-class Throughput(Block):
-    """The throughput timer."""
-
-    enabled: Flag = detail(True, "time whole steps")
-    synchronized: Flag = detail(True, "synchronize the device first")
-
-
-class Timers(Block):
-    """Timers."""
-
-    throughput: Throughput = detail(Throughput, "samples a second")
-
-
-class AIO(Block):
-    """Asynchronous file access for the NVMe tier."""
-
-    block_size: PositiveCount = detail(1_048_576, "bytes of a request")
-    queue_depth: PositiveCount = detail(8, "requests under way")
-    thread_count: PositiveCount = detail(1, "older name of intra_op_parallelism")
-    intra_op_parallelism: PositiveCount = detail(1, "threads a request")
-    single_submit: Flag = detail(False, "submit one by one")
-    overlap_events: Flag = detail(True, "overlap submission and completion")
-    use_gds: Flag = detail(False, "GPUDirect Storage")
-
-
-class ParallelWrite(Block):
-    """How DeepSpeed writes layers in parallel."""
-
-    pipeline_stage: Flag = detail(False, "each pipeline stage writes")
-
-
-class CheckpointWriter(Block):
-    """DeepSpeed's file writer."""
-
-    type: WriterKind = detail("FAST", "kind of writer")
-    io_buffer_size: PositiveCount = detail(64 * 2**20, "bytes of its buffer")
-    io_buffer_double: Flag = detail(True, "two buffers")
-    show_statistics: Flag = detail(False, "print speeds")
-    data_parallel: Writers | None = detail(None, "who writes")
-    decoupled: Flag = detail(False, "write in the background")
-    io_multiplier: PositiveCount = detail(1, "writers")
-
-
-class Checkpoint(Block):
-    """Saving the training to disk."""
-
-    tag_validation: TagRule = detail("WARN", "ranks differ in the tag")
-    load_universal: Flag = detail(False, "read universal files")
-    use_node_local_storage: Flag = detail(False, "each node writes its own disk")
-    parallel_write: ParallelWrite = detail(ParallelWrite, "parallel writing")
-    checkpoint_serialization: Flag = detail(True, "pickle or raw tensors")
-    writer: CheckpointWriter | None = detail(None, "the file writer")
-
-
-class Pipeline(Block):
-    """DeepSpeed's pipeline engine."""
-
-    stages: Text | PositiveCount = detail("auto", "pipeline stages")
-    partition: Text = detail("best", "how layers are dealt")
-    seed_layers: Flag = detail(False, "seed each layer")
-    activation_checkpoint_interval: Count = detail(0, "layers a block")
-    pipe_partitioned: Flag = detail(True, "cut activations")
-    grad_partitioned: Flag = detail(True, "cut their gradients")
-
-
 class ZeroLab(Block):
     """What DeepSpeed has no key for."""
 
@@ -292,6 +184,7 @@ class File(Block):
     )
     zerolab: ZeroLab = works(ZeroLab, "keys of zerolab alone")
     steps_per_print: PositiveCount | None = unheard(None, "steps between two log lines", LOGGING)
+    log_level: Text | None = unheard(None, "how much DeepSpeed says", LOGGING)
     wall_clock_breakdown: Flag = unheard(False, "print the time of each phase", LOGGING)
     memory_breakdown: Flag = unheard(False, "print memory", "engine.records() has it")
     dump_state: Flag = unheard(False, "print the state at the start", "zerolab config check does")

@@ -79,8 +79,11 @@ class Zero(Block):
         "a bucket is always one flat tensor",
         stages=(1, 2, 3),
     )
-    reduce_scatter: Flag = works(
-        True, "true: each rank receives only its slice; false: all-reduce", stages=(1, 2, 3)
+    reduce_scatter: Flag = always(
+        True,
+        "true: each rank receives only its slice; false: all of it, as DeepSpeed then does",
+        "stages 1 to 3 always reduce-scatter: an all-reduce would move twice the bytes",
+        stages=(1, 2, 3),
     )
     reduce_bucket_size: PositiveCount = works(
         2**20, "elements in one bucket: memory against number of calls", deepspeed=500_000_000
@@ -94,20 +97,26 @@ class Zero(Block):
     allgather_partitions: Flag = idle(
         True,
         "DeepSpeed: all-gather or broadcasts after the step",
-        "dead: parsed by DeepSpeed and read nowhere, there or here",
+        "dead: DeepSpeed parses it and reads it nowhere, and a bucket is always all-gathered",
         stages=STAGES_12,
     )
     allgather_bucket_size: PositiveCount = idle(
         500_000_000,
         "DeepSpeed: elements gathered at once after the step",
-        "no effect in DeepSpeed since all_gather_into_tensor, nor here: a bucket is gathered whole",
+        "a bucket is gathered whole; DeepSpeed ignores it too since all_gather_into_tensor",
         stages=STAGES_12,
     )
-    overlap_comm: Flag | None = works(
-        None, "reduce and gather while backward computes; default true", deepspeed="true at stage 3"
+    overlap_comm: Flag | None = always(
+        True,
+        "reduce and gather while backward computes",
+        "buckets are always reduced while backward runs",
+        deepspeed="true at stage 3",
     )
-    compute_grad_norm: Flag = works(
-        True, "false: no norm when nothing is clipped", stages=STAGES_12
+    compute_grad_norm: Flag = always(
+        True,
+        "DeepSpeed: false skips the norm",
+        "the engine always computes it",
+        stages=STAGES_12,
     )
     load_from_fp32_weights: Flag = unheard(
         True, "restore master weights from fp32 files", "saving comes later", stages=STAGES_12
@@ -128,27 +137,34 @@ class Zero(Block):
         "the step goes bucket by bucket: reduce_bucket_size says how much at once",
         stages=STAGE_3,
     )
-    prefetch_bucket_size: Count = works(
-        50_000_000, "elements gathered ahead of their use", **_stage3("prefetch_bucket_size")
+    prefetch_bucket_size: Count = idle(
+        50_000_000,
+        "DeepSpeed: elements gathered ahead of their use",
+        "one unit is gathered ahead, whole; zerolab.prefetch switches that off",
+        **_stage3("prefetch_bucket_size"),
     )
-    param_persistence_threshold: Count = works(
+    param_persistence_threshold: Count = unheard(
         0,
         "parameters of at most this many elements stay whole",
+        "every parameter is sharded, however small",
         **_stage3("param_persistence_threshold", deepspeed=100_000),
     )
-    model_persistence_threshold: Count = works(
+    model_persistence_threshold: Count = unheard(
         sys.maxsize,
         "at most this many elements stay whole in all",
+        "every parameter is sharded, however small",
         **_stage3("model_persistence_threshold"),
     )
-    max_live_parameters: Count = works(
+    max_live_parameters: Count = unheard(
         0,
         "elements that prefetch may hold gathered; 0: one unit ahead",
+        "prefetch holds one unit ahead and no more",
         **_stage3("max_live_parameters", deepspeed=1_000_000_000),
     )
-    max_reuse_distance: Count = works(
+    max_reuse_distance: Count = unheard(
         0,
         "keep a unit gathered when it is used again within this many elements",
+        "a unit is freed after its forward, or with zerolab.reshard_after_forward false no unit is",
         **_stage3("max_reuse_distance", deepspeed=1_000_000_000),
     )
     gather_16bit_weights_on_model_save: Flag = unheard(

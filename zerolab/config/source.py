@@ -22,10 +22,13 @@ from .problems import ConfigError, Edit, Path, Problem, error
 DEEPEST = 20  # blocks within blocks; a real file has four
 MARK = "\x00placeholder "
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-# Strings and comments pass through unchanged; the last two groups are what `_tidy` looks for.
+_COMMENT = r"#[^\n]*|//[^\n]*|/\*.*?\*/"
+# Strings and comments pass through unchanged; the named groups are what `_tidy` looks for. A bare
+# word may end a line in HJSON; before a comma or a bracket it would swallow the rest of the line.
 _TOKEN = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|#[^\n]*|//[^\n]*|/\*.*?\*/'
-    r"|(?P<choice>\[\s*\w+(?:\s*\|\s*\w+)+\s*\])|\b(?P<word>True|False|None)\b",
+    rf'"(?:\\.|[^"\\\n])*"|{_COMMENT}'
+    r"|(?P<choice>\[\s*\w+(?:\s*\|\s*\w+)+\s*\])"
+    r"|(?P<colon>:\s*)(?!(?:true|false|null)\b)(?P<word>[A-Za-z_][\w.]*)(?=\s*[,}\]])",
     re.DOTALL,
 )
 
@@ -78,8 +81,9 @@ def parse(text: str, name: str = "config") -> Source:
         message = f"{where}: {cause.msg[:1].lower()}{cause.msg[1:]}"
         remedy = "look for a missing quote, comma or brace there or just before"
         raise ConfigError([*problems, error((), message, remedy)], name) from cause
-    except (RecursionError, ValueError) as cause:
-        raise ConfigError([error((), f"cannot be read: {cause}", "write JSON")], name) from cause
+    except (IndexError, RecursionError, ValueError) as cause:
+        message = f"cannot be read ({cause}): a comment, text or block is not closed"
+        raise ConfigError([error((), message, "close it")], name) from cause
     if not isinstance(raw, _Pairs):
         shown = type(raw).__name__
         raise ConfigError([error((), f"holds a {shown}", 'write an object: {"key": value}')], name)
@@ -103,22 +107,28 @@ def _text(given: str) -> tuple[str, str]:
 
 
 def _tidy(text: str, problems: list[Problem]) -> str:
-    words: set[str] = set()
+    words: dict[str, None] = {}
 
     def replace(match: re.Match[str]) -> str:
         if match["choice"]:
             return f'"\\u0000{MARK[1:]}{match["choice"]}"'
-        if match["word"]:
-            words.add(match["word"])
-            return PYTHON_WORDS[match["word"]]
-        return match[0]
+        word = match["word"]
+        if not word:
+            return match[0]
+        words[word] = None
+        return match["colon"] + PYTHON_WORDS.get(word, f'"{word}"')
 
     tidy = _TOKEN.sub(replace, text)
-    for word in sorted(words):
-        message = f"{word} is Python, not JSON"
-        problems.append(error((), message, f"write {PYTHON_WORDS[word]}"))
-    bare = re.sub(r"#[^\n]*|//[^\n]*|/\*.*?\*/", "", tidy, flags=re.DOTALL).strip()
-    return tidy if bare.startswith("{") or '"' not in bare else "{" + tidy + "\n}"
+    problems.extend(map(_bare_word, words))
+    bare = re.sub(_COMMENT, "", tidy, flags=re.DOTALL).strip()
+    return tidy if bare.startswith(("{", "[")) or '"' not in bare else "{" + tidy + "\n}"
+
+
+def _bare_word(word: str) -> Problem:
+    if word in PYTHON_WORDS:
+        return error((), f"{word} is Python, not JSON", f"write {PYTHON_WORDS[word]}")
+    message = f"{word} has no quotes, and a file holds values, no variables"
+    return error((), message, f'write "{word}", or the value you mean')
 
 
 def _settle(data: Any, path: Path, problems: list[Problem]) -> Any:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BeforeValidator
 
+LARGEST_POWER = 127  # 2**128 is infinite in fp32
 DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -68,6 +69,13 @@ def _at_least(check: Callable[[Any], Any], low: float) -> Callable[[Any], Any]:
         return number
 
     return checked
+
+
+def _power_of_two(value: Any) -> int:
+    power = _integer(value)
+    if not 0 <= power <= LARGEST_POWER:
+        raise ValueError(f"must lie between 0 and {LARGEST_POWER}, fp32's largest; write 16")
+    return power
 
 
 def _share(value: Any) -> float:
@@ -137,6 +145,7 @@ Share = Annotated[float, BeforeValidator(_share)]
 Integer = Annotated[int, BeforeValidator(_integer)]
 Count = Annotated[int, BeforeValidator(_at_least(_integer, 0))]
 PositiveCount = Annotated[int, BeforeValidator(_at_least(_integer, 1))]
+PowerOfTwo = Annotated[int, BeforeValidator(_power_of_two)]
 Stage = Annotated[int, BeforeValidator(_stage)]
 Text = Annotated[str, BeforeValidator(_text)]
 Texts = Annotated[list[str], BeforeValidator(_texts)]
