@@ -162,6 +162,25 @@ def test_explanation_has_a_row_for_every_key_of_the_file():
     assert rows["zero_optimization.offload_optimizer.pin_memory"].value == "true"
 
 
+def test_explanation_tells_what_a_file_asks_from_what_it_repeats():
+    raw = {
+        "train_batch_size": 8,
+        "wall_clock_breakdown": False,
+        "steps_per_print": 10,
+        "gradient_clipping": "auto",
+        "zero_optimization": {"contiguous_gradients": True, "offload_param": {"device": "none"}},
+    }
+    rows = {row.key: row.status for row in explain.rows(config.examine(raw, 2))}
+    assert rows == {
+        "train_batch_size": "works",
+        "wall_clock_breakdown": "default",
+        "steps_per_print": "not yet heard",
+        "gradient_clipping": "default",
+        "zero_optimization.contiguous_gradients": "always so",
+        "zero_optimization.offload_param.device": "default",
+    }
+
+
 def test_report_as_json_is_json_and_holds_the_corrected_file():
     data = json.loads(json.dumps(explain.as_json(examine("c_activation.json"))))
     assert data["valid"] is False and data["gpus"] == 8

@@ -20,6 +20,7 @@ COLOURS = {"error": "bold red", "needs": "bold red", "warning": "yellow", "note"
 STATUS_COLOURS = {
     "works": "green",
     "always so": "green",
+    "default": "dim",
     "error": "bold red",
     "unknown": "bold red",
 }

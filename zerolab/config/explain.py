@@ -24,6 +24,8 @@ WORDS = {
     Status.REFUSED: "refused",
 }
 
+UNASKED = "default"  # the file gives the value that the key has anyway, or "auto"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -99,7 +101,9 @@ def _rows(report: Report, data: dict[str, Any], above: Path) -> Iterator[Row]:
         if inside and isinstance(value, dict) and value:
             yield from _rows(report, value, spelled)
         else:
-            yield Row(".".join(spelled), show(value), *_said(report, spelled, key))
+            status, does = _said(report, spelled, key)
+            silent = value == "auto" and status != "error"
+            yield Row(".".join(spelled), show(value), UNASKED if silent else status, does)
 
 
 def _said(report: Report, spelled: Path, key: Key | None) -> tuple[str, str]:
@@ -112,7 +116,9 @@ def _said(report: Report, spelled: Path, key: Key | None) -> tuple[str, str]:
     status = key.status if key.status is not Status.DETAIL else _block_status(report, key)
     if wrong and status not in STOPS:
         return "error", key.does
-    return WORDS[status if wrong or idle else Status.WORKS], key.does
+    if wrong or idle or status in (Status.WORKS, Status.ALWAYS):
+        return WORDS[status], key.does
+    return UNASKED, key.does
 
 
 def _unnamed(spelled: Path, wrong: bool) -> tuple[str, str]:
