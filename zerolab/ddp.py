@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from . import bucket as buckets_
-from . import comm, device, flat, optim
+from . import comm, device, flat, optim, sharded_param
 from .bucket import Bucket, GradState, Unit
 
 
@@ -64,8 +64,15 @@ class DDP:
     stage = 0
     fresh_kind = "grad"  # the buffer that backward fills is also where the mean stays
 
-    def __init__(self, units: list[Unit], options: StageOptions) -> None:
-        """Lay every bucket out and register the hooks."""
+    def __init__(self, root: nn.Module, units: list[Unit], options: StageOptions) -> None:
+        """Lay every bucket out and register the hooks.
+
+        Args:
+            root: the whole model.
+            units: its parameters, cut into units and buckets.
+            options: precision and traffic.
+        """
+        self.root = root
         self.units = units
         self.options = options
         self.buckets: list[Bucket] = sorted(
@@ -105,7 +112,7 @@ class DDP:
         params = [slot.param for slot in bucket.slots]
         starts = [slot.offset for slot in bucket.slots]
         exact = torch.empty(bucket.padded_numel, dtype=params[0].dtype, device=bucket.device)
-        flat.pack(exact, params, starts)
+        sharded_param.pack(exact, params, starts)
         comm.broadcast(exact, src=0, purpose="control")
         bucket.flat_param = exact.to(bucket.dtype)
         device.set_kind(bucket.flat_param, "param")
@@ -299,6 +306,9 @@ class DDP:
 
     def after_model(self) -> None:
         """A forward of the whole model has ended, well or not."""
+
+    def before_backward(self) -> None:
+        """Backward from an output of the whole model begins."""
 
 
 def _weak_hook(stage: DDP, bucket: Bucket, position: int) -> Callable[[nn.Parameter], None]:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from . import bucket as buckets_
-from . import comm, ddp, device, optim, precision, zero1, zero2, zero3
+from . import buffers, comm, ddp, device, optim, precision, zero1, zero2, zero3
 from . import config as config_
 from .errors import UsageError
 from .records import Records
@@ -85,7 +85,7 @@ class Engine(nn.Module):
         mixed = cfg.param_dtype != torch.float32
         for param in self.module.parameters():
             device.set_kind(param, "param")
-        _cast_buffers(self.module, cfg.param_dtype if mixed else None)
+        self.buffers_ = buffers.Buffers(self.module, cfg.param_dtype if mixed else None)
         units = buckets_.build_units(
             self.module,
             trainable,
@@ -95,7 +95,7 @@ class Engine(nn.Module):
             rank=comm.get_rank(),
             blocks=_named_blocks(self.module, cfg.unit_modules),
         )
-        self.sharding = stage_class(cfg.stage)(units, self._options(mixed))
+        self.sharding = stage_class(cfg.stage)(self.module, units, self._options(mixed))
         self.groups = optim.BucketGroups(self.optimizer, group_of)
         self.groups.adopt(self.sharding.trainable)
         self.sharding.boundary = self.is_gradient_accumulation_boundary()
@@ -140,6 +140,7 @@ class Engine(nn.Module):
         """
         _check_loss(loss)
         device.set_phase("backward")
+        self.sharding.before_backward()
         scaled = loss * (self.scaler.scale / self.gradient_accumulation_steps())
         scaled.backward(retain_graph=retain_graph)
         self.sharding.finish_backward()
@@ -160,7 +161,9 @@ class Engine(nn.Module):
         device.set_phase("idle")
 
     def _update(self) -> None:
-        agreed = precision.agree(self.sharding.trainable, self.check_overflow)
+        agreed = precision.agree(
+            self.sharding.trainable, self.check_overflow, self.buffers_.changed()
+        )
         overflow = agreed.overflow
         if overflow:
             self.sharding.drop_grads()
@@ -170,6 +173,7 @@ class Engine(nn.Module):
             self.sharding.step(self.groups, agreed.unused, self._factor(agreed))
             if self.lr_scheduler is not None:
                 self.lr_scheduler.step()
+        self.buffers_.send(agreed.changed)
         self.scaler.update(overflow)
         self.global_steps += 1
 
@@ -291,19 +295,6 @@ def _group_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
         for number, group in enumerate(optimizer.param_groups)
         for param in group["params"]
     }
-
-
-def _cast_buffers(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Bring floating buffers to the parameters' dtype and to rank 0's values; counters stay."""
-    for module in model.modules():
-        for name, value in module._buffers.items():
-            if value is not None and dtype is not None and value.is_floating_point():
-                module._buffers[name] = value.to(dtype)
-    for value in model.buffers():
-        with torch.no_grad():
-            contiguous = value.contiguous()
-            comm.broadcast(contiguous, src=0, purpose="control")
-            value.copy_(contiguous)
 
 
 def _named_blocks(

@@ -58,26 +58,30 @@ class Agreement:
 
     overflow: bool
     unused: dict[Bucket, set[int]]  # per bucket, parameters that no rank used
+    changed: list[bool]  # per buffer, whether some rank wrote to it
 
 
-def agree(buckets: Sequence[Bucket], check_overflow: bool) -> Agreement:
+def agree(
+    buckets: Sequence[Bucket], check_overflow: bool, changed: Sequence[bool] = ()
+) -> Agreement:
     """Tell all ranks what this one saw, and learn what they saw: one small all-reduce.
 
     Args:
         buckets: the trainable buckets, all REDUCED.
         check_overflow: look for infinities and NaN; without it `overflow` is False.
+        changed: for every buffer of the model, whether this rank wrote to it.
     """
     bad = check_overflow and not all(is_finite(bucket) for bucket in buckets)
     seen = [position in bucket.used for bucket in buckets for position in range(len(bucket.slots))]
     target = buckets[0].device if buckets else torch.device("cpu")
-    flags = torch.tensor([bad, *seen], dtype=torch.uint8, device=target)
+    flags = torch.tensor([bad, *changed, *seen], dtype=torch.uint8, device=target)
     comm.all_reduce(flags, "max", purpose="control")
     overflow, *answers = read(flags)
-    rest = iter(answers)
+    rest = iter(answers[len(changed) :])
     unused = {b: {p for p in range(len(b.slots)) if not next(rest)} for b in buckets}
     for bucket in buckets:
         bucket.used.clear()
-    return Agreement(bool(overflow), unused)
+    return Agreement(bool(overflow), unused, [bool(flag) for flag in answers[: len(changed)]])
 
 
 def global_norm(buckets: Sequence[Bucket], unused: dict[Bucket, set[int]]) -> torch.Tensor:

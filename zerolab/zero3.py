@@ -17,6 +17,10 @@ What changes against stage 2, moment by moment:
 
 Each unit is gathered twice and reduced once: 3 Psi a step in place of 2.
 
+A parameter that is read outside its unit's turn (`self.child.weight` in the parent's forward)
+is noticed by the module's dictionary of parameters; its unit is then *borrowed*: whole until
+the model's forward ends, and again from the start of backward to its end.
+
 Source: ZeRO, section 5.3; DeepSpeed `stage: 3`; FSDP2's states and moments.
 """
 
@@ -29,10 +33,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from . import comm, ddp, device, zero2
+from . import comm, ddp, device, sharded_param, zero2
 from .bucket import Bucket, Unit
 
 
@@ -48,10 +51,13 @@ class ShardState(Enum):
 class Turn:
     """What stage 3 remembers about one unit."""
 
+    borrowed: bool = field(default=False, kw_only=True)  # read outside its own turn
+
     entries: list[tuple[nn.Parameter, torch.Tensor]]  # a parameter and its slice of the bucket
     state: ShardState = ShardState.SHARDED
     works: list[comm.Work] = field(default_factory=list)
     inputs_pending: int = 0  # forward calls whose inputs still wait for their gradients
+    missing: set[int] = field(default_factory=set)  # ids of parameters without their gradient yet
 
 
 def unshard_bucket(bucket: Bucket) -> comm.Work:
@@ -72,12 +78,13 @@ class Zero3(zero2.Zero2):
 
     stage = 3
 
-    def __init__(self, units: list[Unit], options: ddp.StageOptions) -> None:
+    def __init__(self, root: nn.Module, units: list[Unit], options: ddp.StageOptions) -> None:
         """Shard every bucket, then let modules announce themselves."""
         self.unit_of = {bucket: unit for unit in units for bucket in unit.buckets}
         self.follower: dict[tuple[Unit, bool], Unit] = {}  # (unit, in backward?) -> next
         self.previous: tuple[Unit, bool] | None = None
-        super().__init__(units, options)
+        self.forwards = 0  # forwards of the whole model that are running
+        super().__init__(root, units, options)
         self.turns = {unit: Turn(entries=_entries(unit)) for unit in units}
 
     # -- layout -----------------------------------------------------------------------------
@@ -88,7 +95,7 @@ class Zero3(zero2.Zero2):
         device.set_kind(bucket.flat_param, "gathered")
         device.name_storage(bucket.flat_param, bucket.name.rpartition("/")[0])
         for slot in bucket.slots:
-            slot.param.data = placeholder(slot.param)
+            slot.param.data = sharded_param.placeholder(slot.param)
         reshard_bucket(bucket)
 
     def place_shard(self, bucket: Bucket) -> torch.Tensor:
@@ -121,6 +128,7 @@ class Zero3(zero2.Zero2):
             turn.works = []
             for param, view in turn.entries:
                 param.data = view
+            turn.missing = {id(param) for param, _ in turn.entries if param.requires_grad}
             turn.state = ShardState.UNSHARDED
 
     @torch.no_grad()
@@ -131,7 +139,7 @@ class Zero3(zero2.Zero2):
             work.wait()
         turn.works = []
         for param, _ in turn.entries:
-            param.data = placeholder(param)
+            param.data = sharded_param.placeholder(param)
         for bucket in unit.buckets:
             reshard_bucket(bucket)
         turn.state = ShardState.SHARDED
@@ -162,6 +170,17 @@ class Zero3(zero2.Zero2):
                 unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
                 unit.module.register_forward_hook(after, always_call=True),
             ]
+        unit_of = {id(slot.param): unit for b, unit in self.unit_of.items() for slot in b.slots}
+        for module in self.root.modules():
+            watched = WatchedParameters(module._parameters)
+            watched.watch(stage_ref, unit_of)
+            module._parameters = watched
+
+    def remove_hooks(self) -> None:
+        """Take every hook out again, and the watch on parameters."""
+        super().remove_hooks()
+        for module in self.root.modules():
+            module._parameters = dict(module._parameters)
 
     # -- the moments ------------------------------------------------------------------------
 
@@ -171,17 +190,27 @@ class Zero3(zero2.Zero2):
 
     def post_forward(self, unit: Unit) -> None:
         """Free the unit after its module ran, unless backward is about to use it."""
-        if not in_backward() and self.options.reshard_after_forward:
+        keep = in_backward() or self.turns[unit].borrowed
+        if self.options.reshard_after_forward and not keep:
             self.reshard(unit)
 
+    def read_param(self, unit: Unit) -> None:
+        """Somebody reads a parameter of a unit: if it is not its turn, borrow the unit."""
+        turn = self.turns[unit]
+        running = self.forwards > 0 or in_backward()
+        if running and turn.state is not ShardState.UNSHARDED:
+            turn.borrowed = True
+            self.unshard(unit)
+
     def watch_inputs(self, unit: Unit, inputs: Any) -> None:
-        """Count a forward call as pending until the gradients of its inputs are there."""
+        """Count a forward call as pending until the gradients of all its inputs are there."""
         leaves = grad_leaves(inputs)
         if not leaves or in_backward() or not torch.is_grad_enabled():
             return
         self.turns[unit].inputs_pending += 1
-        hook = partial(_inputs_done, weakref.ref(self), weakref.ref(unit))
-        register_multi_grad_hook(leaves, hook)
+        hook = partial(_input_grad, weakref.ref(self), weakref.ref(unit), [len(leaves)])
+        for leaf in leaves:
+            leaf.register_hook(hook)
 
     def watch_outputs(self, unit: Unit, outputs: Any) -> None:
         """Ask for `pre_backward` when the first gradient reaches an output of the unit."""
@@ -198,25 +227,38 @@ class Zero3(zero2.Zero2):
     def grad_ready(self, bucket: Bucket, position: int) -> None:
         """Take the gradient; with the last one of its unit, free the unit's parameters."""
         super().grad_ready(bucket, position)
-        if bucket.complete:
-            self.reshard_if_done(self.unit_of[bucket])
+        unit = self.unit_of[bucket]
+        self.turns[unit].missing.discard(id(bucket.slots[position].param))
+        self.reshard_if_done(unit)
 
     def reshard_if_done(self, unit: Unit) -> None:
         """Free a unit in backward once its gradients and those of its inputs are there."""
-        done = all(bucket.complete for bucket in unit.buckets if bucket.trainable)
         turn = self.turns[unit]
-        if done and turn.inputs_pending <= 0 and turn.state is ShardState.UNSHARDED:
+        # With grad enabled backward builds a graph of its own, which will use the parameters.
+        keep = turn.borrowed or torch.is_grad_enabled()
+        done = not turn.missing and turn.inputs_pending <= 0
+        if done and not keep and turn.state is ShardState.UNSHARDED:
             self.reshard(unit)
 
     def before_model(self) -> None:
         """Begin a new row of turns."""
         self.previous = None
+        self.forwards += 1
 
     def after_model(self) -> None:
-        """Free what was gathered ahead and then not used."""
+        """Free what was gathered ahead and then not used, and what was borrowed."""
+        self.forwards -= 1
         for unit, turn in self.turns.items():
-            if turn.state is ShardState.IN_FLIGHT:
+            idle = turn.state is ShardState.IN_FLIGHT
+            lent = turn.borrowed and self.options.reshard_after_forward
+            if idle or (lent and not in_backward()):
                 self.reshard(unit)
+
+    def before_backward(self) -> None:
+        """Make borrowed units whole: no hook of theirs will announce the operations that use them."""
+        for unit, turn in self.turns.items():
+            if turn.borrowed:
+                self.unshard(unit)
 
     def finish_backward(self) -> None:
         """Free whatever is still whole, then reduce what is left."""
@@ -228,12 +270,38 @@ class Zero3(zero2.Zero2):
         self.previous = None
         for unit, turn in self.turns.items():
             turn.inputs_pending = 0
+            turn.borrowed = False
             if turn.state is not ShardState.SHARDED:
                 self.reshard(unit)
 
     def publish(self, bucket: Bucket) -> comm.Work | None:
         """Nothing to do: the next forward gathers the updated slices."""
         return None
+
+
+class WatchedParameters(dict):
+    """A module's dictionary of parameters that tells the stage when one is read."""
+
+    def watch(self, stage_ref: "Ref", unit_of: dict[int, Unit]) -> None:
+        """Say whom to tell, and which units there are to tell of."""
+        self._stage_ref = stage_ref
+        self._unit_refs = {
+            name: weakref.ref(unit_of[id(param)])
+            for name, param in self.items()
+            if id(param) in unit_of
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the parameter, whole if the model is running."""
+        unit_ref = self._unit_refs.get(name)
+        stage = self._stage_ref()
+        if unit_ref is not None and stage is not None:
+            stage.read_param(unit_ref())
+        return super().__getitem__(name)
+
+    def __reduce__(self) -> tuple:
+        """Copy and pickle as a plain dictionary: a copy of the model belongs to no stage."""
+        return (dict, (dict(self),))
 
 
 def in_backward() -> bool:
@@ -245,23 +313,6 @@ def grad_leaves(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in a nested structure that take part in backward."""
     leaves = tree_leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-
-
-_POISON: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-
-
-def placeholder(param: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the parameter's shape that holds one shared element, a NaN.
-
-    Whatever uses it by mistake gives NaN, and nothing crashes: with no memory at all behind
-    the parameter, `param.norm()` or `deepcopy` would end the process.
-    """
-    key = (param.dtype, param.device)
-    if key not in _POISON:
-        value = float("nan") if param.is_floating_point() else 0
-        with device.paused():
-            _POISON[key] = torch.full((), value, dtype=param.dtype, device=param.device)
-    return _POISON[key].expand(param.shape)
 
 
 def _entries(unit: Unit) -> list[tuple[nn.Parameter, torch.Tensor]]:
@@ -296,8 +347,9 @@ def _first_grad(stage_ref: Ref, unit_ref: Ref, grad: torch.Tensor) -> None:
         stage.pre_backward(unit)
 
 
-def _inputs_done(stage_ref: Ref, unit_ref: Ref, grads: Any) -> None:
+def _input_grad(stage_ref: Ref, unit_ref: Ref, left: list[int], grad: torch.Tensor) -> None:
     stage, unit = stage_ref(), unit_ref()
-    if stage is not None:
+    left[0] -= 1
+    if stage is not None and left[0] == 0:
         stage.turns[unit].inputs_pending -= 1
         stage.reshard_if_done(unit)
