@@ -7,6 +7,7 @@ the reference: one process, the whole batch. The others give every rank its cont
 import importlib.util
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -138,7 +139,7 @@ class EngineAPI(RanksAPI):
     """zerolab at one stage."""
 
     stage = 0
-    more = {}
+    more: ClassVar[dict] = {}
 
     def wrap(self, model):
         config = {
@@ -228,10 +229,9 @@ def run_case(path, api_class, **attributes):
     case = load(path)
     model, inputs, _ = case.make_case()
     api = type("API", (api_class,), attributes)()
-    result = (
-        case.run(api, model, inputs) if hasattr(case, "run") else default_run(case, api, model, inputs)
-    )
-    return result
+    if hasattr(case, "run"):
+        return case.run(api, model, inputs)
+    return default_run(case, api, model, inputs)
 
 
 def difference(first, second):
@@ -248,7 +248,11 @@ def difference(first, second):
                 worst, where = gap, name
     for key in ("losses", "norms"):
         for index, (one, other) in enumerate(zip(first[key], second[key], strict=True)):
-            if one is None or other is None or not math.isfinite(one) and not math.isfinite(other):
+            if (
+                one is None
+                or other is None
+                or (not math.isfinite(one) and not math.isfinite(other))
+            ):
                 continue
             gap = abs(one - other) / (1e-3 + abs(one))
             if not gap <= worst:

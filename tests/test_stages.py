@@ -26,13 +26,13 @@ def reference(name, result, world_size, dtype, accum=1, schedule="boundary", max
     """What `spec` makes of the same model, data and layout."""
     ranks = [make_batches(name, r, world_size, 2, STEPS * accum) for r in range(world_size)]
     steps = [
-        [[to_dtype(ranks[r][s * accum + m], dtype) for r in range(world_size)] for m in range(accum)]
+        [[to_dtype(rank[s * accum + micro], dtype) for rank in ranks] for micro in range(accum)]
         for s in range(STEPS)
     ]
     recipe = spec.Recipe(
         layout=result["layout"],
         world_size=world_size,
-        make_optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1, fused=True),
+        make_optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
         dtype=torch.bfloat16 if dtype == "bf16" else torch.float32,
         mixed=dtype == "bf16",
         schedule=schedule,

@@ -1,4 +1,4 @@
-"""Chapter 12: the engine, which turns a model and a configuration into a training loop of four lines.
+"""Chapter 12: the engine: a model and a configuration become a training loop of four lines.
 
 Owns the model, one stage (`ddp`, `zero1`, `zero2`, `zero3`), one torch optimizer over this
 rank's segments, the loss scale, and the counters of steps.
@@ -208,7 +208,9 @@ class Engine(nn.Module):
 
     def get_global_grad_norm(self) -> float | None:
         """Return the norm of the last step's gradients before clipping; None if not computed."""
-        return None if self.last_norm is None else precision.read(self.last_norm)
+        return (
+            None if self.last_norm is None else float(precision.read(self.last_norm.reshape(1))[0])
+        )
 
     def get_lr(self) -> list[float]:
         """Return the learning rate of every parameter group."""
@@ -297,9 +299,7 @@ def _group_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     }
 
 
-def _named_blocks(
-    model: nn.Module, names: Sequence[str]
-) -> list[tuple[str, nn.Module]] | None:
+def _named_blocks(model: nn.Module, names: Sequence[str]) -> list[tuple[str, nn.Module]] | None:
     """Return the units that the configuration names, by path or by class; None to find them."""
     if not names:
         return None
@@ -322,7 +322,7 @@ def _named_blocks(
     return outer
 
 
-def initialize(  # noqa: PLR0913
+def initialize(
     args: Any = None,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Callable | None = None,

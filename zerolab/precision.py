@@ -49,7 +49,7 @@ def is_finite(bucket: Bucket) -> bool:
     if bucket.reduced.numel() == 0:
         return True
     largest = torch.linalg.vector_norm(bucket.reduced, float("inf"))
-    return bool(read(torch.isfinite(largest)))
+    return bool(read(torch.isfinite(largest).reshape(1))[0])
 
 
 @dataclass(slots=True)

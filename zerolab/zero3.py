@@ -148,9 +148,9 @@ class Zero3(zero2.Zero2):
         """Unshard a unit and start gathering the one that followed it last time."""
         self.unshard(unit)
         now = (unit, in_backward)
-        if self.previous is not None and self.previous[0] is not unit:
-            if self.previous[1] == in_backward:
-                self.follower[self.previous] = unit
+        before = self.previous
+        if before is not None and before[0] is not unit and before[1] == in_backward:
+            self.follower[before] = unit
         self.previous = now
         follower = self.follower.get(now)
         if self.options.prefetch and follower is not None:
@@ -255,7 +255,7 @@ class Zero3(zero2.Zero2):
                 self.reshard(unit)
 
     def before_backward(self) -> None:
-        """Make borrowed units whole: no hook of theirs will announce the operations that use them."""
+        """Make borrowed units whole: no hook announces the operations that use them."""
         for unit, turn in self.turns.items():
             if turn.borrowed:
                 self.unshard(unit)
