@@ -1,6 +1,6 @@
 """zerolab: how large models are trained, as an engine that reads like a book.
 
-Reading order is import order is chapter order:
+Reading order is import order, and the number is the chapter:
 
     errors records          0   what can go wrong; what is written down
     device                  0   the virtual GPU: who holds which bytes, and when they run out
@@ -9,9 +9,15 @@ Reading order is import order is chapter order:
     gpt data                1   a small GPT and a real text
     config                  12  ds_config.json: every key explained
     flat bucket             3   parameters laid end to end, cut into buckets
+    homes sharded_param     6   where a parameter lives; one that is sharded from its birth
     optim                   4   a torch optimizer over this rank's segments
+    buffers precision       7   what all ranks must agree on: buffers, norms, flags
     ddp zero1 zero2 zero3   3-6 the stages, each the difference to the one before
+    gathering               6   looking at, and changing, parameters that lie in shards
     engine                  12  initialize, forward, backward, step
+    sim                     1   what a run will hold and move, said before it runs
+    lab                     0   exercises, checks and runs for the notebooks
+    cli                     12  the command line, which may import everything above
 
 The names below are loaded when they are first used, so that `import zerolab.comm` costs no engine.
 """
