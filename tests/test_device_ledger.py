@@ -4,6 +4,7 @@ import gc
 import json
 import pickle
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -401,6 +402,36 @@ def test_where_is_the_users_line_through_modules_and_backward(gpu):
     assert {event.where for event in births} == {f"test_device_ledger.py:{line}"}
 
 
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [
+        ("/tmp/ipykernel_4711/1234567.py", "cell:1"),
+        ("<ipython-input-3-abcdef>", "cell:1"),
+        ("/home/someone/train.py", "train.py:1"),
+        ("<stdin>", "<stdin>:1"),
+    ],
+)
+def test_where_is_short_and_names_no_folder_of_the_machine(gpu, filename, shown):
+    box = {}
+    exec(compile("x = torch.zeros(3)", filename, "exec"), {"torch": torch}, box)
+    assert gpu.records.memory[-1].where == shown
+
+
+def test_library_frames_are_nobodys_own_source(gpu):
+    exec(compile("x = torch.zeros(3)", device.ledger.__file__, "exec"), {"torch": torch}, {})
+    line = current_line() - 1
+    assert gpu.records.memory[0].where == f"test_device_ledger.py:{line}"
+
+
+def test_ranks_of_a_run_share_its_clock():
+    began = time.perf_counter() - 100
+    with VirtualGPU(began=began) as gpu:
+        torch.zeros(3)
+        device.host()
+    assert 100 < gpu.records.memory[0].time < 200
+    assert gpu.host.began == gpu.began == began
+
+
 def test_records_survive_json_and_pickle(gpu):
     kept = [torch.zeros(n) for n in (1, 2, 3)]
     kept.pop()
@@ -472,6 +503,21 @@ def test_fake_tensors_count_like_real_ones():
         fake = program()
     assert fake == real
     assert len(real[0]) > 20
+
+
+def test_compiled_models_count_like_plain_ones_and_the_books_are_never_compiled():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+    x = torch.randn(4, 8)
+    held = []
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for forward in (model, torch.compile(model, backend="aot_eager")):
+            model.zero_grad()
+            with VirtualGPU() as gpu:
+                loss = forward(x).sum()
+                loss.backward()
+                held.append(gpu.by_kind())
+    assert held[0] == held[1]
+    torch._dynamo.reset()
 
 
 ACTIONS = st.lists(

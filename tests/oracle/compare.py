@@ -58,7 +58,7 @@ def both(program):
 
 
 def training(*, attention="fused", dtype=torch.float32, dropout=0.0, recompute=False, **options):
-    """Three steps of a small GPT."""
+    """Two steps of a small GPT."""
 
     def program(note):
         config = GPTConfig(64, 32, 48, 4, 2, dropout=dropout, attention=attention)
@@ -70,7 +70,7 @@ def training(*, attention="fused", dtype=torch.float32, dropout=0.0, recompute=F
         tokens = torch.randint(64, (3, 33))
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         note("built")
-        for step in range(3):
+        for step in range(2):
             loss = model(inputs, targets)
             note(f"forward {step}")
             loss.backward()
@@ -146,7 +146,7 @@ def engine(stage):
             }
             built = initialize(model=model, config=config)[0]
             rows.note("built")
-            for step in range(3):
+            for step in range(2):
                 built.backward(built(inputs, targets))
                 built.step()
                 rows.note(f"step end {step}")

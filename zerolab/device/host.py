@@ -34,9 +34,10 @@ class HostLedger(Ledger):
         index: int = 0,
         records: Records | None = None,
         timeline: bool = True,
+        began: float | None = None,
     ) -> None:
         """Open empty books; see `VirtualGPU` for the arguments."""
-        super().__init__(capacity, index, records, timeline)
+        super().__init__(capacity, index, records, timeline, began)
         resize.watch(self)
 
     @property
@@ -61,7 +62,7 @@ def host() -> HostLedger:
             _of_process.append(HostLedger())
         return _of_process[0]
     if gpu.host is None:
-        gpu.host = HostLedger(index=gpu.index)
+        gpu.host = HostLedger(index=gpu.index, began=gpu.began)
     return gpu.host
 
 

@@ -59,6 +59,7 @@ class Ledger:
         records: where the timeline and the marks go.
         allocated_bytes: bytes held now.
         peak_bytes: the most held since the last `reset_peak`.
+        began: when the run began; times in the records count from here.
     """
 
     place = "GPU"
@@ -69,6 +70,7 @@ class Ledger:
         index: int,
         records: Records | None,
         timeline: bool,
+        began: float | None = None,
     ) -> None:
         """Open empty books."""
         self.capacity = None if capacity is None else sizes.parse_bytes(capacity)
@@ -89,7 +91,7 @@ class Ledger:
         self._born_in_forward: dict[int, Block] = {}
         self._lock = threading.RLock()
         self._applying = False
-        self._start = perf_counter()
+        self.began = perf_counter() if began is None else began
 
     # Reading the books.
 
@@ -111,7 +113,7 @@ class Ledger:
     def mark(self, name: str) -> Mark:
         """Write down a named moment with the bytes held by kind."""
         mark = Mark(
-            time=perf_counter() - self._start,
+            time=perf_counter() - self.began,
             name=name,
             total=self.allocated_bytes,
             by_kind=self.by_kind(),
@@ -270,7 +272,7 @@ class Ledger:
             self._add(block, delta)
             if self._timeline is not None:
                 self._timeline.append(
-                    perf_counter() - self._start,
+                    perf_counter() - self.began,
                     delta,
                     self.allocated_bytes,
                     block.number,
