@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..records import Records
 from .. import device
+from ..records import Records
 from .current import current as current_group
 from .deadlock import RunTimeoutError
 from .group import Group, Work

@@ -33,6 +33,16 @@ class RankStopped(BaseException):
     """Thrown into a rank that computes when its run is over; no `except Exception` sees it."""
 
 
+def _closed_gate() -> threading.Lock:
+    """Return a lock that is taken: releasing it lets the rank that waits for it go on.
+
+    A bare lock, because waiting for one is a single step that Ctrl-C interrupts cleanly.
+    """
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
 @dataclass(slots=True)
 class Seat:
     """What the run knows of one rank."""
@@ -45,7 +55,7 @@ class Seat:
     result: Any = None
     thread: int = 0
     random: rng.State | None = None
-    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    turn: threading.Lock = field(default_factory=_closed_gate)
 
 
 class Baton:
@@ -215,9 +225,7 @@ class Baton:
             who = deadlock.ranks_text([rank for rank in busy if rank == self.holder] or busy)
             line = rows[self.holder].where
             text = f"timeout: after {timeout:g} s {who} was still computing, at {line}"
-            self.verdict = deadlock.RunTimeoutError(
-                f"{text}\n{deadlock.render(rows)}", tuple(rows)
-            )
+            self.verdict = deadlock.RunTimeoutError(f"{text}\n{deadlock.render(rows)}", tuple(rows))
         self.stop(self.holder)
 
     def stop(self, rank: int) -> None:

@@ -258,7 +258,7 @@ def _check_slices(
 def _check_rank(name: str, rank: int, world_size: int) -> None:
     """A rank is a number from 0 to world_size - 1."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
-        raise UsageError(f"{name} {rank!r} is no rank: use a whole number from 0 to {world_size - 1}")
+        raise UsageError(f"{name} {rank!r} is no rank: use one of 0 to {world_size - 1}")
 
 
 def _check_tensors(call: Call) -> None:

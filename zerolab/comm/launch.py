@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..errors import PeerError, UsageError
 from .. import device
+from ..errors import PeerError, UsageError
 from . import current, deadlock, pool, rng, torchrun, travel, worker
 from .baton import DRAIN_SECONDS, RUNNING, Baton, RankStopped, take_back
 from .lockstep import LockstepGroup, LockstepWorld
@@ -22,6 +22,7 @@ from .lockstep import LockstepGroup, LockstepWorld
 WORLDS = ("lockstep", "process", "gloo", "nccl")
 MAX_RANKS = 64
 STOP_TRIES = 10  # times 0.2 s, then a rank that cannot be stopped is left behind
+
 
 def run(
     fn: Callable[..., Any],

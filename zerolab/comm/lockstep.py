@@ -112,8 +112,8 @@ def _snapshot(call: Call) -> None:
     if output is None:
         return
     output.fill_(_poison(output.dtype))
-    if given is not None and call.op == "all_gather" and _shares_memory(given, output):
-        given.copy_(call.tensor)  # the own slice is an input, and stays readable
+    if call.op == "all_gather" and given is not None and _shares_memory(given, output):
+        given.copy_(_flat(call.tensor).view_as(given))  # the own slice stays readable
 
 
 def _poison(dtype: torch.dtype) -> float | int | bool:

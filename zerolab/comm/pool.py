@@ -27,11 +27,10 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any
 
-import torch.distributed as dist
-
 from ..errors import DeadlockError, RankError, UsageError
 from ..records import RankRow
 from . import deadlock, travel, watch, worker
+from .stores import PrefixStore, TCPStore
 from .worker import Job
 
 GRACE_SECONDS = 2.0
@@ -81,7 +80,7 @@ class Pool:
         if method == "forkserver":
             self.context.set_forkserver_preload(PRELOAD)
         self.ranks: list[Rank] = []
-        self.store: dist.TCPStore | None = None
+        self.store: TCPStore | None = None
         self.group = 0  # number of the group the ranks are in
         self.shape: tuple[str, int] | None = None  # backend and size of that group
         self.epoch = 0
@@ -112,7 +111,7 @@ class Pool:
     def _start(self, world_size: int) -> None:
         """Make sure that enough processes are there and alive."""
         if self.store is None:
-            self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         if any(not rank.process.is_alive() for rank in self.ranks):
             self.close()
         fresh = [self._new_rank() for _ in range(world_size - len(self.ranks))]
@@ -157,7 +156,7 @@ class Run:
         self.stacks: dict[int, str] = {}
         self.failed_at: float | None = None
         assert pool.store is not None
-        self.store = dist.PrefixStore(f"zerolab{pool.epoch}", pool.store)
+        self.store = PrefixStore(f"zerolab{pool.epoch}", pool.store)
         for rank, seat in self.pending.items():
             numbers = {"rank": rank, "group": pool.group, "epoch": pool.epoch}
             with contextlib.suppress(OSError):  # a process that died is found in `_receive`

@@ -16,6 +16,7 @@ any order, and ranks that call different things never exchange a byte (`watch` s
 """
 
 import contextlib
+import itertools
 import threading
 import time
 import zlib
@@ -32,6 +33,7 @@ from ..errors import UsageError
 from . import reduction
 from .group import Call, Group, Work
 from .scratch import Scratch
+from .stores import PrefixStore, Store
 
 if TYPE_CHECKING:
     from .watch import Watcher
@@ -49,7 +51,7 @@ def slice_bounds(numel: int, world_size: int) -> Bounds:
     """Cut [0, numel) into one slice a rank, equal but for the last ones; some may be empty."""
     width = -(-numel // world_size)
     cuts = [min(rank * width, numel) for rank in range(world_size + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 class ProcessWork(Work):
@@ -69,7 +71,6 @@ class ProcessWork(Work):
         self._finish = finish
         group.unfinished.add(self)
 
-    @torch.no_grad()
     def wait(self) -> None:
         """Wait for the transfers, then add what has to be added here."""
         handles = self._handles
@@ -88,7 +89,7 @@ class ProcessGroup(Group):
 
     world = "gloo"
 
-    def __init__(self, pg: dist.ProcessGroup, store: dist.Store, epoch: int = 0) -> None:
+    def __init__(self, pg: dist.ProcessGroup, store: Store, epoch: int = 0) -> None:
         """Use a group that exists.
 
         Args:
@@ -98,7 +99,7 @@ class ProcessGroup(Group):
         """
         super().__init__(pg.rank(), pg.size())
         self.pg = pg
-        self.store = dist.PrefixStore(f"zerolab{epoch}", store)
+        self.store = PrefixStore(f"zerolab{epoch}", store)
         self.main_thread = threading.get_ident()
         self.waiting: tuple[Call, float] | None = None  # what this rank is blocked in
         self.calls: deque[Call] = deque(maxlen=HISTORY)  # its latest calls
@@ -112,7 +113,6 @@ class ProcessGroup(Group):
         """How many collectives this rank has made, finished or not."""
         return self._seq
 
-    @torch.no_grad()
     def _launch(self, call: Call, asynchronous: bool) -> Work:
         """Start the transfers; never waits."""
         self.calls.append(call.without_tensors())
@@ -321,12 +321,12 @@ def _unseen() -> contextlib.AbstractContextManager[Any]:
 
 
 def _flat(tensor: Tensor | None) -> Tensor:
-    """View a contiguous tensor as [numel]."""
+    """View a contiguous tensor as [numel], out of autograd's sight."""
     assert tensor is not None
     return tensor.detach().view(-1)
 
 
-def adopt(store: dist.Store | None = None, epoch: int = 0) -> ProcessGroup:
+def adopt(store: Store | None = None, epoch: int = 0) -> ProcessGroup:
     """Make our group of torch.distributed's default group, whoever initialised it.
 
     Args:

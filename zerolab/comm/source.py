@@ -8,13 +8,14 @@ stack and keeps only "file:line" (about a microsecond, so every collective can a
 import linecache
 import os
 import sys
+from pathlib import Path
 from types import FrameType
 
 import torch
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-_STDLIB = os.path.dirname(os.path.abspath(os.__file__))
+_PACKAGE = str(Path(__file__).absolute().parent.parent)
+_TORCH = str(Path(torch.__file__).absolute().parent)
+_STDLIB = str(Path(os.__file__).absolute().parent)
 _hidden: dict[str, bool] = {}
 
 
@@ -73,6 +74,6 @@ def short(where: str) -> str:
     if text is None:
         filename, _, line = where.rpartition(":")
         cell = f"{os.sep}ipykernel_" in filename or filename.startswith("<ipython")
-        name = "cell" if cell else os.path.basename(filename)
+        name = "cell" if cell else Path(filename).name
         text = _short[where] = f"{name}:{line}" if filename else ""
     return text

@@ -21,12 +21,11 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from ..errors import DeadlockError, MismatchError, PeerError, RankError
 from ..records import RankRow
 from . import deadlock, source
 from .group import Call
+from .stores import Store, second_connection
 
 if TYPE_CHECKING:
     from .process import ProcessGroup
@@ -45,7 +44,7 @@ class Watcher:
     def __init__(self, group: "ProcessGroup", on_proof: Callable[[States], None]) -> None:
         """Watch `group`; call `on_proof` from the thread when its rank can never go on."""
         self.group = group
-        self.store = _second_connection(group.store)
+        self.store = second_connection(group.store)
         self.on_proof = on_proof
         self._beat = 0
         self._alarms = 0  # how many alarms have been answered
@@ -185,7 +184,7 @@ def own_state(group: "ProcessGroup", call: Call | None) -> State:
     }
 
 
-def read_state(store: dist.Store, rank: int) -> State:
+def read_state(store: Store, rank: int) -> State:
     """Return a rank's state; one that never wrote any computes."""
     key = f"state/{rank}"
     if not store.check([key]):
@@ -193,7 +192,7 @@ def read_state(store: dist.Store, rank: int) -> State:
     return json.loads(store.get(key))
 
 
-def tell_for(store: dist.Store, rank: int, state: str, detail: str) -> None:
+def tell_for(store: Store, rank: int, state: str, detail: str) -> None:
     """Write the state of a rank that cannot do so any more."""
     last = read_state(store, rank)
     store.set(f"state/{rank}", json.dumps({**last, "state": state, "detail": detail}))
@@ -297,14 +296,6 @@ def row(rank: int, state: State) -> RankRow:
     """Turn a state into a row of the table."""
     facts = [state[fact] for fact in ("state", "op", "seq", "detail", "seconds", "where")]
     return deadlock.row(rank, *facts)
-
-
-def _second_connection(store: dist.Store) -> dist.Store:
-    """Open another connection: the first may be busy with a call of the main thread."""
-    try:
-        return store.clone()
-    except RuntimeError:
-        return store  # a store in memory or in a file needs no connection
 
 
 def stack_of(thread: int) -> str:

@@ -20,6 +20,7 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from .. import device
 from ..errors import PeerError
 from . import current, deadlock, rng, source, travel, watch
 from .process import ProcessGroup, adopt
+from .stores import PrefixStore, Store, TCPStore
 
 FOREVER = timedelta(days=30)  # our watchdog ends waits, not a timeout of gloo's
 
@@ -92,9 +94,7 @@ class Printer(io.TextIOBase):
             self._line = ""
 
 
-def main(
-    conn: connection.Connection, port: int, noise: str, environment: dict[str, str]
-) -> None:
+def main(conn: connection.Connection, port: int, noise: str, environment: dict[str, str]) -> None:
     """Be a rank process until the pool is gone."""
     os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
@@ -102,7 +102,7 @@ def main(
     _redirect(noise)
     torch.set_num_threads(1)
     pipe = Pipe(conn)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=FOREVER)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=FOREVER)
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, jobs), name="zerolab-pipe", daemon=True).start()
     pipe.send("ready")
@@ -148,7 +148,7 @@ def _where() -> tuple[dict, str]:
     return state, watch.stack_of(main_thread)
 
 
-def _work(job: Job, pipe: Pipe, store: dist.Store) -> None:
+def _work(job: Job, pipe: Pipe, store: Store) -> None:
     """Do one job and send how it ended."""
     out, err = Printer(pipe, "stdout"), Printer(pipe, "stderr")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -165,7 +165,7 @@ def _work(job: Job, pipe: Pipe, store: dist.Store) -> None:
         _leave()
 
 
-def _join(job: Job, pipe: Pipe, store: dist.Store) -> ProcessGroup:
+def _join(job: Job, pipe: Pipe, store: Store) -> ProcessGroup:
     """Be rank `job.rank` of the group with number `job.group`."""
     travel.learn_lines(job.lines)
     ranks = {"RANK": job.rank, "LOCAL_RANK": job.rank}
@@ -173,7 +173,7 @@ def _join(job: Job, pipe: Pipe, store: dist.Store) -> ProcessGroup:
     os.environ.update({name: str(number) for name, number in {**ranks, **sizes}.items()})
     if _joined != [job.group]:
         _leave()
-        _initialise(job, dist.PrefixStore(f"group{job.group}", store))
+        _initialise(job, PrefixStore(f"group{job.group}", store))
     group = adopt(store, job.epoch)
     group.on_report = lambda thing: pipe.send("report", travel.pack(thing))
     current.set_process_group(group)
@@ -184,7 +184,7 @@ def _join(job: Job, pipe: Pipe, store: dist.Store) -> ProcessGroup:
 _joined: list[int] = []  # the number of the group this process is in
 
 
-def _initialise(job: Job, store: dist.Store) -> None:
+def _initialise(job: Job, store: Store) -> None:
     """Make torch.distributed's default group."""
     if job.backend == "nccl":
         torch.cuda.set_device(job.rank)
@@ -237,8 +237,6 @@ def _farewell(group: ProcessGroup, state: str, detail: str, where: str) -> None:
 
 def exit_text(noise: str) -> str:
     """Return the last lines that a process which died had printed from C++."""
-    with contextlib.suppress(OSError), open(noise, errors="replace") as file:
+    with contextlib.suppress(OSError), Path(noise).open(errors="replace") as file:
         return "".join(file.readlines()[-8:]).strip()
     return ""
-
-
