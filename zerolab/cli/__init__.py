@@ -17,8 +17,8 @@ from typing import Any
 
 import typer
 
-from ..errors import DeadlockError, PeerError, RankError, UsageError
-from . import demo, doctor, train
+from ..errors import DeadlockError, RankError, UsageError
+from . import demo, doctor, learn, train
 from .config import config_app
 
 SUCCESS, FAILURE, BAD_USAGE, OUT_OF_MEMORY, DEADLOCK, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -30,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("learn")(learn.learn)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
@@ -50,7 +51,7 @@ def run(args: Sequence[str] | None = None) -> int:
         code = app(args, prog_name="zerolab", standalone_mode=False)
         return code if isinstance(code, int) else SUCCESS
     except _TypedWrong as error:
-        _say(_typed_wrong(error))
+        _say(typed_wrong(error))
         return BAD_USAGE
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
@@ -85,14 +86,16 @@ def describe(error: BaseException) -> str:
     return "".join(told.format()).rstrip()
 
 
-def _typed_wrong(error: Any) -> str:
-    """Say in one line what was typed wrong, and where to look."""
+def typed_wrong(error: Any) -> str:
+    """Say in one line what was typed wrong, and where to look; "" when help was shown instead."""
     message = error.format_message()
+    if not message:
+        return ""
     command = error.ctx.command_path if error.ctx is not None else "zerolab"
     return f"error: {message.rstrip('.')}; see '{command} --help'"
 
 
 def _say(text: str) -> None:
     """Write to stderr; under torchrun the first rank speaks for all."""
-    if os.environ.get("RANK", "0") == "0":
+    if text and os.environ.get("RANK", "0") == "0":
         print(text, file=sys.stderr)

@@ -132,10 +132,10 @@ def all_as_predicted(trials: Sequence[Trial]) -> bool:
     return exact and losses_agree(trials)
 
 
-def show(trials: Sequence[Trial], limit: int) -> None:
+def show(trials: Sequence[Trial]) -> None:
     """Print the two tables and the sentences under them."""
     console = Console(highlight=False)
-    console.print(_memory(trials, limit))
+    console.print(_memory(trials))
     for trial in trials:
         if not trial.fits:
             console.print(f"stage {trial.name}: {trial.outcome.error}\n", markup=False)
@@ -143,10 +143,10 @@ def show(trials: Sequence[Trial], limit: int) -> None:
     console.print(_losses(trials))
 
 
-def _memory(trials: Sequence[Trial], limit: int) -> object:
+def _memory(trials: Sequence[Trial]) -> object:
     """Bytes of rank 0, each stage above its closed form."""
     table = tables.new_table(
-        f"MiB on rank 0 when gradients are ready (of {tables.mib(limit)}; OOM: at the peak)",
+        "MiB on rank 0 when gradients are ready (OOM: at the peak)",
         ["stage", "fits", *tables.STATES, "states", "peak"],
     )
     for trial in trials:

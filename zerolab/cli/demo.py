@@ -39,6 +39,6 @@ def demo(
     for stage, limited in PLAN:
         trials.append(compare.run(stage, limit if limited else None, model, gpus, steps))
         news.print(trials[-1].verdict())
-    compare.show(trials, limit)
+    compare.show(trials)
     if not compare.all_as_predicted(trials):
         raise typer.Exit(1)

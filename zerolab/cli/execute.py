@@ -139,4 +139,3 @@ def _all_gather_text(text: str) -> list[str]:
         bytes(row[:length].tolist()).decode()
         for row, length in zip(rows, lengths.tolist(), strict=True)
     ]
-

@@ -59,15 +59,20 @@ def merge(path: Path | None, flags: Flags, world_size: int) -> config_.Config:
     _lay_dtype(merged, said, flags.dtype, silent=path is None)
     _lay_defaults(merged, said)
     report = config_.examine(merged, world_size)
-    problems = [*given.problems, *report.errors] if given.problems else report.errors
-    if report.config is None:
+    problems = [*given.problems, *report.stoppers]
+    if report.config is None or given.problems:
         raise ConfigError(problems, given.name if path is not None else "options")
     return report.config
 
 
+def says(said: reading.Reading, *key: str) -> bool:
+    """Tell whether the file gives a readable value for this key."""
+    return key in said.given and said.fine(*key)
+
+
 def _lay(merged: dict, said: reading.Reading, flag: str, wanted: Any, key: tuple[str, ...]) -> None:
     """Write one flag into the configuration, where the file says nothing else."""
-    if said.says(*key):
+    if says(said, *key):
         written: Any = said.file
         for name in key:
             written = written[name] if isinstance(written, dict) else getattr(written, name)
@@ -75,15 +80,15 @@ def _lay(merged: dict, said: reading.Reading, flag: str, wanted: Any, key: tuple
             _contradiction(flag, wanted, ".".join(key), written)
         return
     block = merged
-    for name in key[:-1]:
-        block = block.setdefault(name, {})
+    for depth in range(1, len(key)):
+        block = block.setdefault(said.spelled(*key[:depth])[-1], {})
     block[key[-1]] = wanted
 
 
 def _lay_dtype(merged: dict, said: reading.Reading, wanted: str | None, silent: bool) -> None:
     """Write the dtype: bf16 by default, unless there is a file, whose silence means fp32."""
     written = DTYPE_NAMES[settings.compute_dtype(said.file)]
-    decided = said.says("bf16", "enabled") or said.says("fp16", "enabled")
+    decided = says(said, "bf16", "enabled") or says(said, "fp16", "enabled")
     if wanted is not None and decided and wanted != written:
         _contradiction("--dtype", wanted, "bf16/fp16", written)
     if not decided and (wanted == "bf16" or (wanted is None and silent)):
@@ -92,7 +97,7 @@ def _lay_dtype(merged: dict, said: reading.Reading, wanted: str | None, silent: 
 
 def _lay_defaults(merged: dict, said: reading.Reading) -> None:
     """Add what a file must have and this one has not."""
-    if not any(said.says(key) or key in merged for key in BATCH_KEYS):
+    if not any(says(said, key) or key in merged for key in BATCH_KEYS):
         merged["train_micro_batch_size_per_gpu"] = DEFAULT_MICRO_BATCH
     optimizer = merged.setdefault("optimizer", {})
     if isinstance(optimizer, dict) and "type" not in optimizer:

@@ -23,9 +23,7 @@ DEFAULT_GPUS = 4
 
 
 def train(  # noqa: PLR0913
-    stage: Annotated[
-        int | None, typer.Option(help="ZeRO stage, 0 to 3.", show_default="0")
-    ] = None,
+    stage: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.", show_default="0")] = None,
     gpus: Annotated[
         int | None, typer.Option(help="How many ranks, each a GPU.", show_default="4")
     ] = None,
@@ -55,7 +53,9 @@ def train(  # noqa: PLR0913
     seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
     sample: Annotated[int, typer.Option(help="Bytes the trained model writes at the end.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds until the run is ended.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as last line.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as last line.")
+    ] = False,
 ) -> None:
     """Train a GPT on text and say what every rank held and moved."""
     from . import execute, merge, result, tables
@@ -80,7 +80,7 @@ def train(  # noqa: PLR0913
         raise outcome.error
 
 
-def _job(  # noqa: PLR0913
+def _job(
     model: str, path: Path | None, settings: "Config", steps: int, seed: int, sample: int
 ) -> "Job":
     """Put together what the ranks are told, and refuse what they would stumble over."""
@@ -112,10 +112,10 @@ def _check_memory(job: "Job", machine: "Machine") -> None:
     if machine.gpu_memory is not None:
         one = min(one, device.parse_bytes(machine.gpu_memory))
     if machine.world != "nccl" and total is not None and one * machine.world_size > total:
-        needed, has = device.format_bytes(one * machine.world_size), device.format_bytes(total)
+        each, has = device.format_bytes(one), device.format_bytes(total)
         raise UsageError(
-            f"{machine.world_size} ranks with a model of {one} bytes each need {needed}, and this "
-            f"machine has {has}; take a smaller --model or fewer --gpus"
+            f"{machine.world_size} ranks with {each} of parameters each do not fit this machine's "
+            f"{has}; take a smaller --model or fewer --gpus"
         )
 
 
