@@ -270,7 +270,7 @@ def test_each_call_is_one_record_with_the_callers_line():
         assert gather.where == f"test_comm_lockstep.py:{first_line}"
         assert (barrier.op, barrier.elements, barrier.purpose) == ("barrier", 0, "control")
         assert (reduce.seq, reduce.asynchronous, reduce.purpose) == (2, True, "control")
-        assert rank == records.rank or records.rank == 0
+        assert (records.rank, records.world_size) == (rank, 2)
 
 
 def test_reports_reach_the_caller():

@@ -17,6 +17,7 @@ from .. import device
 from ..errors import PeerError, UsageError
 from . import current, deadlock, pool, rng, torchrun, travel, worker
 from .baton import DRAIN_SECONDS, RUNNING, Baton, RankStopped, take_back
+from .group import Group
 from .lockstep import LockstepGroup, LockstepWorld
 
 WORLDS = ("lockstep", "process", "gloo", "nccl")
@@ -95,11 +96,11 @@ class Job:
         self.fn, self.args = fn, args
         self.gpu_memory, self.ledger, self.on_report = gpu_memory, ledger, on_report
 
-    def call(self, rank: int) -> Any:
+    def call(self, group: Group) -> Any:
         """Run the function as one rank, on a virtual GPU of its own."""
         if not self.ledger:
             return self.fn(*self.args)
-        with device.VirtualGPU(self.gpu_memory, index=rank):
+        with device.VirtualGPU(self.gpu_memory, index=group.rank, records=group.records):
             return self.fn(*self.args)
 
 
@@ -175,7 +176,7 @@ def _rank(job: Job, shared: LockstepWorld, rank: int) -> None:
     current.set_thread_group(group)
     result, error = None, None
     try:
-        result = job.call(rank)
+        result = job.call(group)
     except BaseException as raised:
         error = raised
     current.set_thread_group(None)

@@ -154,7 +154,7 @@ def _work(job: Job, pipe: Pipe, store: Store) -> None:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             group = _join(job, pipe, store)
-            answer = ("ok", travel.pack(_call(job)))
+            answer = ("ok", travel.pack(_call(job, group)))
             _farewell(group, "returned", "", "")
         except BaseException as error:
             answer = _failed(error)
@@ -203,13 +203,13 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _call(job: Job) -> Any:
+def _call(job: Job, group: ProcessGroup) -> Any:
     """Run the user's function, on a virtual GPU of this rank's own."""
     fn, args = travel.unpack(job.call)
     rng.restore(job.random)
     if not job.ledger:
         return fn(*args)
-    with device.VirtualGPU(job.gpu_memory, index=job.rank):
+    with device.VirtualGPU(job.gpu_memory, index=job.rank, records=group.records):
         return fn(*args)
 
 
