@@ -12,7 +12,7 @@ Phases of a bucket's gradients in one step:
     -> REDUCED (the mean over ranks lies in `reduced`) -> EMPTY (the optimizer used it)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -73,6 +73,7 @@ class Bucket:
     world_size: int
     rank: int
     trainable: bool
+    persistent: bool = False  # small parameters that stage 3 keeps whole
     numel: int = 0
     padded_numel: int = 0
     shard_numel: int = 0
@@ -202,7 +203,7 @@ def assign_params(
     return [(name, module, own) for (name, module), own in zip(modules, named, strict=True)]
 
 
-def build_units(  # noqa: PLR0913
+def build_units(
     model: nn.Module,
     trainable: set[nn.Parameter],
     *,
@@ -211,6 +212,7 @@ def build_units(  # noqa: PLR0913
     world_size: int,
     rank: int,
     blocks: Sequence[tuple[str, nn.Module]] | None = None,
+    persistent: Set[nn.Parameter] = frozenset(),
 ) -> list[Unit]:
     """Cut a model into units and these into buckets, numbered in the order of backward.
 
@@ -222,6 +224,7 @@ def build_units(  # noqa: PLR0913
         world_size: number of shards.
         rank: this rank.
         blocks: the units' modules by name; found automatically when None.
+        persistent: parameters that stage 3 does not shard; a bucket holds only these or none.
 
     Returns:
         Units in the order of forward, root first; only those that hold parameters.
@@ -230,7 +233,7 @@ def build_units(  # noqa: PLR0913
     units: list[Unit] = []
     for name, module, params in reversed(found):
         unit = Unit(name, module, [])
-        for same in _by_kind(params, trainable, dtype):
+        for same in _by_kind(params, trainable, persistent, dtype):
             for group in flat.plan_buckets([param.numel() for _, param in same], limit):
                 index = sum(len(other.buckets) for other in units) + len(unit.buckets)
                 slots = _lay_out([same[position] for position in group])
@@ -245,6 +248,7 @@ def build_units(  # noqa: PLR0913
                         world_size=world_size,
                         rank=rank,
                         trainable=first in trainable,
+                        persistent=first in persistent,
                     )
                 )
         units.append(unit)
@@ -257,12 +261,15 @@ def _cast(param: nn.Parameter, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _by_kind(
-    params: list[tuple[str, nn.Parameter]], trainable: set[nn.Parameter], dtype: torch.dtype | None
+    params: list[tuple[str, nn.Parameter]],
+    trainable: Set[nn.Parameter],
+    persistent: Set[nn.Parameter],
+    dtype: torch.dtype | None,
 ) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Split a unit's parameters by (trainable, dtype, device), in order of appearance."""
+    """Split a unit's parameters by what buckets must not mix, in order of appearance."""
     groups: dict[tuple, list[tuple[str, nn.Parameter]]] = {}
     for name, param in params:
-        key = (param in trainable, _cast(param, dtype), param.device)
+        key = (param in trainable, param in persistent, _cast(param, dtype), param.device)
         groups.setdefault(key, []).append((name, param))
     yield from groups.values()
 

@@ -41,8 +41,15 @@ class StageOptions:
         reduce_op: "avg" or "sum".
         every_micro_step: reduce after each micro-step, or only before the optimizer steps.
         in_flight: how many reductions may run while backward fills the next bucket.
+        all_reduce: stages 1 and 2 receive every slice of the mean and keep their own, as
+            DeepSpeed does; twice the traffic.
         prefetch: gather the next unit while this one computes (stage 3).
+        prefetch_numel: gather as many units ahead as have at most this many elements together;
+            None for one unit, whatever its size (stage 3).
         reshard_after_forward: free parameters between forward and backward (stage 3).
+        max_live: most elements that may stay whole between forward and backward (stage 3).
+        max_reuse: keep a unit whole if at most this many elements are used between its turn
+            in forward and its turn in backward (stage 3).
     """
 
     mixed: bool = False
@@ -51,8 +58,12 @@ class StageOptions:
     reduce_op: str = "avg"
     every_micro_step: bool = False
     in_flight: int = 1
+    all_reduce: bool = False
     prefetch: bool = True
+    prefetch_numel: int | None = None
     reshard_after_forward: bool = True
+    max_live: int = 0
+    max_reuse: int = 0
 
 
 class DDP:
@@ -215,7 +226,8 @@ class DDP:
             for bucket in self.trainable:
                 if bucket.fresh is not None and bucket.state is GradState.FILLING:
                     self.launch(bucket)
-                    self.receive(self.in_flight.popleft())
+            while self.in_flight:
+                self.receive(self.in_flight.popleft())
         for bucket in self.trainable:
             bucket.arrived.clear()
         self.flushed = True
@@ -229,14 +241,14 @@ class DDP:
 
     def launch(self, bucket: Bucket) -> None:
         """Send a bucket on its way, and wait for an older one if too many are."""
-        while len(self.in_flight) >= self.options.in_flight:
-            self.receive(self.in_flight.popleft())
         buckets_.seal(bucket, self.grad_dtype(bucket), self.fresh_kind)
         self.reduce(bucket)
         bucket.filled.clear()
         bucket.fresh = None
         bucket.state = GradState.IN_FLIGHT
         self.in_flight.append(bucket)
+        while len(self.in_flight) > self.options.in_flight:
+            self.receive(self.in_flight.popleft())
 
     def outgoing(self, bucket: Bucket) -> torch.Tensor:
         """Return the gradients [padded_numel] in the dtype in which they travel."""

@@ -33,9 +33,12 @@ class Zero1(ddp.DDP):
         """
         outgoing = self.outgoing(bucket)
         bucket.incoming = outgoing[slice(*bucket.bounds)]
-        bucket.work = comm.reduce_scatter(
-            bucket.incoming, outgoing, self.options.reduce_op, async_op=True
-        )
+        if self.options.all_reduce:
+            bucket.work = comm.all_reduce(outgoing, self.options.reduce_op, async_op=True)
+        else:
+            bucket.work = comm.reduce_scatter(
+                bucket.incoming, outgoing, self.options.reduce_op, async_op=True
+            )
 
     def publish(self, bucket: Bucket) -> comm.Work | None:
         """Start gathering the updated slices of all ranks into the bucket."""

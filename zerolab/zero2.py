@@ -29,6 +29,8 @@ class Zero2(zero1.Zero1):
 
     def reduce(self, bucket: Bucket) -> None:
         """Start the mean of the own slice, into a new tensor of one shard."""
+        if self.options.all_reduce:
+            return super().reduce(bucket)
         outgoing = self.outgoing(bucket)
         with device.tag("grad" if bucket.reduced is None else "bucket"):
             bucket.incoming = torch.empty(
@@ -37,3 +39,12 @@ class Zero2(zero1.Zero1):
         bucket.work = comm.reduce_scatter(
             bucket.incoming, outgoing, self.options.reduce_op, async_op=True
         )
+        return None
+
+    def receive(self, bucket: Bucket) -> None:
+        """Wait for the own slice; after an all-reduce, let the other slices go."""
+        if self.options.all_reduce and bucket.work is not None and bucket.incoming is not None:
+            bucket.work.wait()
+            with device.tag("grad" if bucket.reduced is None else "bucket"):
+                bucket.incoming = bucket.incoming.clone()
+        super().receive(bucket)

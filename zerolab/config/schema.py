@@ -176,9 +176,7 @@ class File(Block):
     gradient_predivide_factor: Real = idle(
         1.0, "divide by this before the sum", "sums are in fp32, so nothing overflows"
     )
-    gradient_allreduce_op: ReduceOp = later(
-        "mean", "average the ranks' gradients, or add them", "gradients are averaged"
-    )
+    gradient_allreduce_op: ReduceOp = works("mean", "average the ranks' gradients, or add them")
     activation_checkpointing: ActivationCheckpointing = through_code(
         ActivationCheckpointing, "recompute activations in backward", CONFIGURE
     )

@@ -79,10 +79,9 @@ class Zero(Block):
         "a bucket is always one flat tensor",
         stages=(1, 2, 3),
     )
-    reduce_scatter: Flag = always(
+    reduce_scatter: Flag = works(
         True,
-        "true: each rank receives only its slice; false: all of it, as DeepSpeed then does",
-        "stages 1 to 3 always reduce-scatter: an all-reduce would move twice the bytes",
+        "true: each rank receives only its slice; false: all of it, twice the traffic",
         stages=(1, 2, 3),
     )
     reduce_bucket_size: PositiveCount = works(
@@ -106,10 +105,9 @@ class Zero(Block):
         "a bucket is gathered whole; DeepSpeed ignores it too since all_gather_into_tensor",
         stages=STAGES_12,
     )
-    overlap_comm: Flag | None = always(
+    overlap_comm: Flag | None = works(
         True,
-        "reduce and gather while backward computes",
-        "buckets are always reduced while backward runs",
+        "reduce a bucket while backward fills the next; false: wait for each",
         deepspeed="true at stage 3",
     )
     compute_grad_norm: Flag = always(
@@ -137,34 +135,29 @@ class Zero(Block):
         "the step goes bucket by bucket: reduce_bucket_size says how much at once",
         stages=STAGE_3,
     )
-    prefetch_bucket_size: Count = idle(
-        50_000_000,
-        "DeepSpeed: elements gathered ahead of their use",
-        "one unit is gathered ahead, whole; zerolab.prefetch switches that off",
-        **_stage3("prefetch_bucket_size"),
+    prefetch_bucket_size: Count | None = works(
+        None,
+        "gather as many units ahead as fit in this many elements; unset: one, whatever its size",
+        **_stage3("prefetch_bucket_size", deepspeed=50_000_000),
     )
-    param_persistence_threshold: Count = unheard(
+    param_persistence_threshold: Count = works(
         0,
         "parameters of at most this many elements stay whole",
-        "every parameter is sharded, however small",
         **_stage3("param_persistence_threshold", deepspeed=100_000),
     )
-    model_persistence_threshold: Count = unheard(
+    model_persistence_threshold: Count = works(
         sys.maxsize,
         "at most this many elements stay whole in all",
-        "every parameter is sharded, however small",
         **_stage3("model_persistence_threshold"),
     )
-    max_live_parameters: Count = unheard(
+    max_live_parameters: Count = works(
         0,
-        "elements that prefetch may hold gathered; 0: one unit ahead",
-        "prefetch holds one unit ahead and no more",
+        "most elements that may stay gathered between forward and backward",
         **_stage3("max_live_parameters", deepspeed=1_000_000_000),
     )
-    max_reuse_distance: Count = unheard(
+    max_reuse_distance: Count = works(
         0,
-        "keep a unit gathered when it is used again within this many elements",
-        "a unit is freed after its forward, or with zerolab.reshard_after_forward false no unit is",
+        "keep a unit gathered when backward uses it again within this many elements",
         **_stage3("max_reuse_distance", deepspeed=1_000_000_000),
     )
     gather_16bit_weights_on_model_save: Flag = unheard(

@@ -39,6 +39,7 @@ class Config:
         prefetch: stage 3 gathers the next unit while this one computes.
         reshard_after_forward: stage 3 frees a unit after its forward.
         dataloader_drop_last: drop the last, smaller batch of `training_data`.
+        gradient_allreduce_op: "mean" or "sum" over the ranks.
         warnings: keys that have no effect, each with the reason.
         raw: the file as it was given.
     """
@@ -63,6 +64,7 @@ class Config:
     prefetch: bool
     reshard_after_forward: bool
     dataloader_drop_last: bool
+    gradient_allreduce_op: str
     warnings: tuple[str, ...]
     raw: dict[str, Any]
 
@@ -93,6 +95,7 @@ def resolve(
         prefetch=file.zerolab.prefetch,
         reshard_after_forward=file.zerolab.reshard_after_forward,
         dataloader_drop_last=file.dataloader_drop_last,
+        gradient_allreduce_op=file.gradient_allreduce_op,
         warnings=warnings,
         raw=raw,
     )
