@@ -1,0 +1,178 @@
+"""The loss scale, overflow on one rank, and what travels in which dtype."""
+
+import itertools
+
+import pytest
+import torch
+from stage_runs import full_params, make_batches, make_config, make_model, train
+from torch import nn
+
+import zerolab
+from zerolab import comm
+from zerolab.errors import UsageError
+from zerolab.precision import LossScaler, clip_factor, square_sum
+
+INF = float("inf")
+
+
+def scales(scaler, overflows):
+    """The scale in use at every step."""
+    seen = []
+    for overflow in overflows:
+        seen.append(scaler.scale)
+        scaler.update(overflow)
+    return seen
+
+
+def test_scale_doubles_after_every_window_of_good_steps():
+    scaler = LossScaler(scale=8.0, dynamic=True, window=2)
+    assert scales(scaler, [False] * 5) == [8, 8, 16, 16, 32]
+
+
+def test_hysteresis_bears_overflows_before_the_scale_halves():
+    scaler = LossScaler(scale=64.0, dynamic=True, window=100, hysteresis=3)
+    assert scales(scaler, [True] * 5) == [64, 64, 64, 32, 16]
+
+
+def test_budget_is_refilled_when_the_scale_grows_or_at_every_good_step():
+    outcomes = [True, False, True, True]
+    once = LossScaler(scale=64.0, dynamic=True, window=100, hysteresis=2)
+    assert scales(once, outcomes) == [64, 64, 64, 32]
+    always = LossScaler(
+        scale=64.0, dynamic=True, window=100, hysteresis=2, consecutive_hysteresis=True
+    )
+    assert scales(always, outcomes) == [64, 64, 64, 64]
+
+
+def test_scale_never_falls_below_its_minimum_and_a_static_one_never_moves():
+    falling = LossScaler(scale=4.0, dynamic=True, hysteresis=1, min_scale=2.0)
+    assert scales(falling, [True] * 4) == [4, 2, 2, 2]
+    assert scales(LossScaler(scale=138.0), [True, False, True]) == [138] * 3
+    with pytest.raises(UsageError, match="loss scale 0"):
+        LossScaler(scale=0)
+
+
+def test_norm_and_clipping_match_torch():
+    values = torch.randn(300_001, generator=torch.Generator().manual_seed(1))
+    expected = values.double().square().sum()
+    torch.testing.assert_close(square_sum(values), expected, rtol=1e-12, atol=0)
+    param = nn.Parameter(torch.zeros(1000))
+    param.grad = values[:1000].clone()
+    norm = torch.nn.utils.clip_grad_norm_([param], 0.5)
+    ours = values[:1000] * clip_factor(norm.double(), 0.5).float()
+    torch.testing.assert_close(ours, param.grad)
+
+
+class Line(nn.Module):
+    """loss = mean of w: every gradient is 1 / numel, exactly, whatever the scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(8))
+
+    def forward(self):
+        return self.w.float().mean()
+
+
+def fp16_updates(stage):
+    """How far SGD moves a weight in each step, while the dynamic scale doubles every step."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+        "fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 1},
+    }
+    engine, *_ = zerolab.initialize(model=Line(), config=config)
+    values, scale = [0.0], []
+    for _ in range(4):
+        scale.append(engine.scaler.scale)
+        engine.backward(engine())
+        engine.step()
+        values.append(float(full_params(engine)["w"][0]))
+    return [before - after for before, after in itertools.pairwise(values)], scale
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_scale_that_multiplied_is_the_one_that_divides_also_when_it_grows(stage):
+    for moved, scale in comm.run(fp16_updates, 2, args=(stage,)):
+        assert scale == [16, 32, 64, 128]
+        assert moved == [0.125] * 4
+
+
+def poisoned(stage, dtype, bad_rank):
+    """Train with an infinity in one rank's second batch; return what every step did."""
+    more = {
+        "fp32": {},
+        "bf16": {"bf16": {"enabled": True}},
+        "fp16": {"fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}},
+    }
+    config = make_config(stage) | more[dtype]
+    engine, *_ = zerolab.initialize(model=make_model("odd"), config=config)
+    rank, history = comm.get_rank(), []
+    target = engine.config.param_dtype
+    for number, (x, y) in enumerate(make_batches("odd", rank, comm.get_world_size(), 2, 4)):
+        poison = INF if number == 1 and rank == bad_rank else 1.0
+        engine.backward(engine(x.to(target), y.to(target)) * poison)
+        engine.step()
+        history.append((full_params(engine), engine.skipped_steps, engine.scaler.scale))
+    steps = {int(state["step"]) for state in engine.optimizer.state.values()}
+    return history, steps
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", range(4))
+def test_overflow_on_one_rank_skips_that_step_on_all_and_only_that_step(stage, dtype):
+    for history, steps in comm.run(poisoned, 3, args=(stage, dtype, 2)):
+        params = [values for values, _, _ in history]
+        assert [skipped for _, skipped, _ in history] == [0, 1, 1, 1]
+        assert all(torch.equal(params[0][name], params[1][name]) for name in params[0])
+        assert not torch.equal(params[1]["first.weight"], params[2]["first.weight"])
+        assert all(bool(torch.isfinite(value).all()) for value in params[3].values())
+        assert steps == {3}
+        if dtype == "fp16":
+            assert [scale for _, _, scale in history] == [16, 8, 8, 8]
+
+
+def test_a_nan_that_bf16_may_not_check_goes_through():
+    config = make_config(1) | {"bf16": {"enabled": True, "check_grad_overflow": False}}
+
+    def run():
+        engine, *_ = zerolab.initialize(model=make_model("odd"), config=config)
+        (x, y), *_ = make_batches("odd", comm.get_rank(), comm.get_world_size(), 2, 1)
+        engine.backward(engine(x.bfloat16(), y.bfloat16()) * INF)
+        engine.step()
+        return engine.skipped_steps
+
+    assert comm.run(run, 2) == [0, 0]
+
+
+def test_gradients_may_travel_in_fp32_while_parameters_are_bf16():
+    more = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
+    config = make_config(2, "bf16") | more
+    results = comm.run(train, 2, args=("odd", config, "bf16"))
+    events = comm.run(_reduced_dtypes, 2, args=(config,))[0]
+    assert events == {"float32"}
+    counts = results[0]["counts"]
+    assert results[0]["state_bytes"]["grad"] == 4 * counts["padded"] // 2
+    rounded = comm.run(train, 2, args=("odd", make_config(2, "bf16"), "bf16"))
+    assert results[0]["losses"] != rounded[0]["losses"]
+    assert results[0]["losses"] == pytest.approx(rounded[0]["losses"], rel=2e-2)
+
+
+def _reduced_dtypes(config):
+    engine, *_ = zerolab.initialize(model=make_model("odd"), config=config)
+    (x, y), *_ = make_batches("odd", comm.get_rank(), comm.get_world_size(), 2, 1)
+    engine.backward(engine(x.bfloat16(), y.bfloat16()))
+    engine.step()
+    return {e.dtype for e in engine.records().collectives if e.op == "reduce_scatter"}
+
+
+def test_fp16_trains_close_to_fp32_at_every_stage():
+    expected = comm.run(train, 2, args=("gpt-nano", make_config(0)))[0]["losses"]
+    fp16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+    first = None
+    for stage in range(4):
+        losses = comm.run(train, 2, args=("gpt-nano", make_config(stage) | fp16))[0]["losses"]
+        first = first or losses
+        assert losses == first
+        assert losses == pytest.approx(expected, rel=5e-3)
