@@ -101,6 +101,7 @@ class LockstepWork(Work):
         if call.output is not None:
             with device.paused():
                 _deliver(slot, group.rank, call)
+        call.tensor = call.output = None  # the table of ranks keeps the call, not its memory
         self._pending = None
 
 

@@ -170,9 +170,7 @@ class Run:
             if self.pending:
                 self._give_up(timeout)
         except BaseException as interrupt:
-            self._ask_stacks()
-            self.pool.close()
-            interrupt.add_note(self._stack_text())
+            self._interrupted(interrupt)
             raise
         finally:
             self._print()
@@ -180,6 +178,15 @@ class Run:
             self.pool.spoil()
             raise self._explanation()
         return [travel.unpack(self.answers[rank]) for rank in range(self.world_size)]
+
+    def _interrupted(self, interrupt: BaseException) -> None:
+        """Note where the ranks were, and end them; a second Ctrl-C cannot prevent that."""
+        self.on_report = None
+        try:
+            self._ask_stacks()
+            interrupt.add_note(self._stack_text())
+        finally:
+            self.pool.close()
 
     # ------------------------------------------------------------ receiving
 

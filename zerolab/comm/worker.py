@@ -152,17 +152,23 @@ def _work(job: Job, pipe: Pipe, store: Store) -> None:
     """Do one job and send how it ended."""
     out, err = Printer(pipe, "stdout"), Printer(pipe, "stderr")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            group = _join(job, pipe, store)
-            answer = ("ok", travel.pack(_call(job, group)))
-            _farewell(group, "returned", "", "")
-        except BaseException as error:
-            answer = _failed(error)
+        answer = _attempt(job, pipe, store)
+        if answer[0] == "error":
+            _leave()
     out.finish()
     err.finish()
     pipe.send(*answer)
-    if answer[0] == "error":
-        _leave()
+
+
+def _attempt(job: Job, pipe: Pipe, store: Store) -> tuple:
+    """Do one job and return what to tell the pool. Nothing of it is left afterwards."""
+    try:
+        group = _join(job, pipe, store)
+        answer = ("ok", travel.pack(_call(job, group)))
+        _farewell(group, "returned", "", "")
+        return answer
+    except BaseException as error:
+        return _failed(error)
 
 
 def _join(job: Job, pipe: Pipe, store: Store) -> ProcessGroup:
