@@ -49,6 +49,8 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are already on stderr."""
     try:
         code = app(args, prog_name="zerolab", standalone_mode=False)
+        if code == INTERRUPTED:
+            _say("interrupted")  # typer has caught Ctrl-C itself
         return code if isinstance(code, int) else SUCCESS
     except _TypedWrong as error:
         _say(typed_wrong(error))

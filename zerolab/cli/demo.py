@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError
+from .train import whole
 
 if TYPE_CHECKING:
     from .compare import Trial
@@ -19,9 +20,13 @@ PLAN = ((0, True), (0, False), (1, True), (2, True), (3, True))  # stage, with t
 
 
 def demo(
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 3,
+    steps: Annotated[
+        int, typer.Option(parser=whole, metavar="N", help="Optimizer steps of each run.")
+    ] = 3,
     model: Annotated[str, typer.Option(help="Preset, from gpt-nano upwards.")] = "gpt-10m",
-    gpus: Annotated[int, typer.Option(help="How many virtual GPUs.")] = 4,
+    gpus: Annotated[
+        int, typer.Option(parser=whole, metavar="N", help="How many virtual GPUs.")
+    ] = 4,
     gpu_memory: Annotated[str, typer.Option(help="Memory of each.")] = "160MiB",
 ) -> None:
     """Train one model through the stages of ZeRO and compare what each holds and moves."""

@@ -70,12 +70,26 @@ def says(said: reading.Reading, *key: str) -> bool:
     return key in said.given and said.fine(*key)
 
 
+def value(said: reading.Reading, key: tuple[str, ...]) -> Any:
+    """Return what the file says for a key, None where it is silent.
+
+    `params` of an optimizer are keys of torch, not of the schema: they lie in a plain dict.
+    """
+    block = key if says(said, *key) else key[:-1]
+    if not says(said, *block):
+        return None
+    found: Any = said.file
+    for name in block:
+        found = getattr(found, name)
+    if block == key:
+        return found
+    return found.get(key[-1]) if isinstance(found, dict) else None
+
+
 def _lay(merged: dict, said: reading.Reading, flag: str, wanted: Any, key: tuple[str, ...]) -> None:
     """Write one flag into the configuration, where the file says nothing else."""
-    if says(said, *key):
-        written: Any = said.file
-        for name in key:
-            written = written[name] if isinstance(written, dict) else getattr(written, name)
+    written = value(said, key)
+    if written is not None:
         if written != wanted:
             _contradiction(flag, wanted, ".".join(key), written)
         return

@@ -22,10 +22,24 @@ if TYPE_CHECKING:
 DEFAULT_GPUS = 4
 
 
+def whole(text: str | int) -> int:
+    """Read a whole number, or say that it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number") from None
+
+
 def train(  # noqa: PLR0913
-    stage: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.", show_default="0")] = None,
+    stage: Annotated[
+        int | None,
+        typer.Option(parser=whole, metavar="N", help="ZeRO stage, 0 to 3.", show_default="0"),
+    ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="How many ranks, each a GPU.", show_default="4")
+        int | None,
+        typer.Option(
+            parser=whole, metavar="N", help="How many ranks, each a GPU.", show_default="4"
+        ),
     ] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(help='Memory of each virtual GPU, such as "160MiB".')
@@ -36,7 +50,7 @@ def train(  # noqa: PLR0913
     ] = None,
     model: Annotated[str, typer.Option(help="Preset, from gpt-nano to gpt-170b.")] = "gpt-10m",
     dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.", show_default="bf16")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
+    steps: Annotated[int, typer.Option(parser=whole, metavar="N", help="Optimizer steps.")] = 20,
     data: Annotated[
         Path | None, typer.Option(help="Any file as training text.", show_default="a novel")
     ] = None,
@@ -44,14 +58,23 @@ def train(  # noqa: PLR0913
         Path | None, typer.Option(help="A ds_config.json; flags fill in what it leaves open.")
     ] = None,
     micro_batch: Annotated[
-        int | None, typer.Option(help="Samples a rank and forward.", show_default="2")
+        int | None,
+        typer.Option(
+            parser=whole, metavar="N", help="Samples a rank and forward.", show_default="2"
+        ),
     ] = None,
     accum_steps: Annotated[
-        int | None, typer.Option(help="Forwards a step.", show_default="1")
+        int | None,
+        typer.Option(parser=whole, metavar="N", help="Forwards a step.", show_default="1"),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="0.001")] = None,
-    seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
-    sample: Annotated[int, typer.Option(help="Bytes the trained model writes at the end.")] = 0,
+    seed: Annotated[
+        int, typer.Option(parser=whole, metavar="N", help="Decides weights and batches.")
+    ] = 0,
+    sample: Annotated[
+        int,
+        typer.Option(parser=whole, metavar="N", help="Bytes the trained model writes at the end."),
+    ] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds until the run is ended.")] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as last line.")
