@@ -14,7 +14,9 @@ Reading order is import order, and the number is the chapter:
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
     ddp zero1 zero2 zero3   3-6 the stages, each the difference to the one before
     gathering               6   looking at, and changing, parameters that lie in shards
-    engine                  12  initialize, forward, backward, step
+    zero utils              6   a model built sharded; the parts of a parameter, for scripts
+    engine arguments        12  initialize, forward, backward, step; a script's arguments
+    checkpointing           8   activation checkpointing under DeepSpeed's names
     sim                     1   what a run will hold and move, said before it runs
     lab                     0   exercises, checks and runs for the notebooks
     cli                     12  the command line, which may import everything above
@@ -27,20 +29,36 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_ESTIMATES = tuple(
+    f"estimate_zero{stage}_model_states_mem_needs{ending}"
+    for stage in (2, 3)
+    for ending in ("", "_all_live", "_all_cold")
+)
 _HOME = {
     "run": ".comm",
     "initialize": ".engine",
+    "add_config_arguments": ".arguments",
+    "init_distributed": ".arguments",
     "VirtualGPU": ".device",
     "UsageError": ".errors",
     "DeadlockError": ".errors",
-}
-__all__ = ["DeadlockError", "UsageError", "VirtualGPU", "initialize", "run"]
+} | dict.fromkeys(_ESTIMATES, ".sim.deepspeed_estimators")
+_MODULES = ("checkpointing", "comm", "device", "lab", "utils", "zero")
+__all__ = [
+    "DeadlockError",
+    "UsageError",
+    "VirtualGPU",
+    "add_config_arguments",
+    "init_distributed",
+    "initialize",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name, or a module of the package, when it is first asked for."""
     if name in _HOME:
         return getattr(import_module(_HOME[name], __name__), name)
-    if name in ("comm", "device", "lab"):
+    if name in _MODULES:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,216 @@
+"""Chapter 6: looking at, and changing, parameters that lie in shards.
+
+Owns, for as long as a `with` block lasts, what the values looked like at its start. Inside
+`GatheredParameters` the given parameters are whole; whole buckets are, to be exact, since these
+are what is gathered. Phases:
+
+    enter   unshard, and remember what the values look like
+    exit    with a `modifier_rank`, that rank's values become everybody's: into the shards, and
+            into the master weights where the 16-bit value has changed
+            without one, a change would be lost with the gathered copy: that is an error
+    release shard again what was sharded before
+"""
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from . import comm, homes, sharded_param
+from .bucket import Bucket, Unit
+from .errors import UsageError
+from .sharded_param import ShardedParameter, Slice
+from .zero3 import Zero3
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+CHUNK = 2**17  # elements looked at in one go
+_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Look = tuple[list[int], int]  # versions of the parameters, checksum of their values
+
+# What the buckets of stage 3 should look like, and after how many steps: nested blocks share it.
+_looks: WeakKeyDictionary[Bucket, tuple[int, Look]] = WeakKeyDictionary()
+
+
+class GatheredParameters:
+    """Make parameters whole inside a `with` block. All ranks enter and leave it together.
+
+    Works before `initialize` (parameters built under `zero.Init`) and after it, at every stage;
+    where parameters are whole anyway, nothing is gathered but changes are honoured all the same.
+    Blocks may be nested, also with the same parameters, and the model may run inside.
+
+    Args:
+        params: one parameter, several, or `module.parameters()`.
+        modifier_rank: the rank whose changes count; they reach all ranks, shards and master
+            weights at the end. None: nobody changes anything.
+        fwd_module: accepted as in DeepSpeed; parameters used elsewhere are noticed without it.
+        enabled: False to do nothing.
+
+    Raises:
+        UsageError: at the end, when a sharded parameter was changed without a `modifier_rank`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | nn.Parameter,
+        modifier_rank: int | None = None,
+        fwd_module: nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
+        """Remember the parameters; nothing is gathered yet."""
+        self.params = homes.as_params(params) if enabled else []
+        self.modifier_rank = modifier_rank
+        self.slices: list[tuple[nn.Parameter, Slice, Look]] = []
+        self.free: list[nn.Parameter] = []  # whole, and of no engine
+        self.buckets: dict[Bucket, Engine] = {}
+        self.held: dict[Unit, tuple[Zero3, bool]] = {}
+        world_size = comm.get_world_size()
+        if modifier_rank is not None and not 0 <= modifier_rank < world_size:
+            raise UsageError(
+                f"modifier_rank {modifier_rank} is no rank: give 0 to {world_size - 1}"
+            )
+
+    def __enter__(self) -> None:
+        """Make the parameters whole."""
+        sharded_param.settle()
+        for param in self.params:
+            home = homes.find(param)
+            if isinstance(param, ShardedParameter):
+                own = sharded_param.unshard(param)
+                self.slices.append((param, own, look([param], param.data)))
+            elif home is None:
+                self.free.append(param)
+            else:
+                self.buckets[home.bucket] = home.engine
+        for bucket, engine in self.buckets.items():
+            if isinstance(engine.sharding, Zero3):
+                self._hold(engine.sharding, bucket)
+                if bucket not in _looks:
+                    _looks[bucket] = (engine.global_steps, look_at(bucket))
+
+    def _hold(self, stage: Zero3, bucket: Bucket) -> None:
+        """Keep the bucket's unit whole."""
+        unit = stage.unit_of[bucket]
+        if unit not in self.held:
+            self.held[unit] = (stage, stage.hold(unit))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Send changes round, shard again. After an exception nothing is sent."""
+        changed: list[str] = []
+        if kind is None:
+            changed = self._lost() if self.modifier_rank is None else []
+            if not changed:
+                self._honour()
+        self._release(keep=kind is None and self.modifier_rank is not None)
+        if changed:
+            raise UsageError(
+                f"{changed[0]} was changed inside GatheredParameters without a modifier_rank: "
+                "the change would be lost when it is sharded again; pass modifier_rank=0 and "
+                "change it on that rank"
+            )
+
+    def _lost(self) -> list[str]:
+        """Name what was changed although nobody may."""
+        names = [
+            f"a parameter of shape {tuple(param.shape)}"
+            for param, _, before in self.slices
+            if look([param], param.data) != before
+        ]
+        for bucket, engine in self.buckets.items():
+            steps, before = _looks.get(bucket, (-1, None))
+            if steps == engine.global_steps and (
+                take_assigned(bucket) or look_at(bucket) != before
+            ):
+                names.append(f"a parameter of bucket {bucket.name} ({bucket.slots[0].name}, ...)")
+        return names
+
+    @torch.no_grad()
+    def _honour(self) -> None:
+        """Bring changes to all ranks, and to the weights that the optimizer updates."""
+        for param in self.free if self.modifier_rank is not None else []:
+            whole = param.data.contiguous()
+            comm.broadcast(whole, src=self.modifier_rank or 0, purpose="control")
+            param.data.copy_(whole)
+        for bucket, engine in self.buckets.items():
+            take_assigned(bucket)
+            if self.modifier_rank is not None:
+                comm.broadcast(bucket.flat_param, src=self.modifier_rank, purpose="control")
+            elif bucket in _looks:
+                continue  # sharded, and not changed
+            adopt(bucket)
+            if bucket in _looks:
+                _looks[bucket] = (engine.global_steps, look_at(bucket))
+
+    def _release(self, keep: bool) -> None:
+        """Shard again what was sharded; `keep` the changes or go back to the old slices."""
+        for param, own, _ in self.slices:
+            module = own.module()
+            if keep and module is not None:
+                sharded_param.shard(param, module, src=self.modifier_rank or 0)
+            else:
+                sharded_param.restore(param, own)
+        for unit, (stage, was_sharded) in self.held.items():
+            stage.release(unit, was_sharded)
+            for bucket in unit.buckets if not stage.turns[unit].holds else []:
+                _looks.pop(bucket, None)
+        self.slices, self.free, self.held, self.buckets = [], [], {}, {}
+
+
+def look(params: Iterable[nn.Parameter], values: torch.Tensor) -> Look:
+    """Describe values so that a change is seen, also one made through `.data`."""
+    kind = _INTEGER.get(values.element_size(), torch.int64)
+    bits = values.detach().reshape(-1).view(kind)
+    return [param._version for param in params], sum(int(c.sum()) for c in bits.split(CHUNK))
+
+
+def look_at(bucket: Bucket) -> Look:
+    """Describe the values of a bucket."""
+    return look([slot.param for slot in bucket.slots], bucket.flat_param)
+
+
+@torch.no_grad()
+def take_assigned(bucket: Bucket) -> bool:
+    """Bring home what was set with `param.data = ...`; return whether there was any."""
+    found = False
+    for slot, view in zip(bucket.slots, bucket.views, strict=True):
+        if slot.param.data_ptr() != view.data_ptr():
+            view.copy_(slot.param.data)
+            slot.param.data = view
+            found = True
+    return found
+
+
+@torch.no_grad()
+def adopt(bucket: Bucket) -> None:
+    """Take a whole bucket's values into the own shard and the master weights.
+
+    A master weight says more than its 16-bit copy: it is replaced only where the copy is no
+    longer what it rounds to.
+    """
+    bucket.shard.copy_(bucket.flat_param[slice(*bucket.bounds)])
+    if bucket.master is None:
+        return
+    start = bucket.bounds[0] if bucket.master.numel() == bucket.shard_numel else 0
+    own = bucket.flat_param[start : start + bucket.master.numel()]
+    changed = own != bucket.master.to(own.dtype)
+    bucket.master[changed] = own[changed].to(bucket.master.dtype)
+
+
+def whole_state_dict(module: nn.Module, **more: Any) -> dict[str, Any]:
+    """Return `module.state_dict()` with whole parameters, as copies, on every rank."""
+    with GatheredParameters(module.parameters()):
+        state = module.state_dict(**more)
+        return {
+            name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
