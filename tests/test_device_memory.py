@@ -78,6 +78,20 @@ def test_innermost_tag_wins_and_ends_with_its_scope(gpu):
     del a, b, c, d, e
 
 
+def test_tensors_made_from_data_are_born_here_and_not_inputs(gpu):
+    with gpu.tag("optimizer"):
+        step = torch.tensor(0.0)  # what AdamW without fused does
+    with device.paused():
+        scratch = torch.tensor([1.0, 2.0])
+    with gpu.in_phase("forward"):
+        mask = torch.tensor([True, False])
+    gpu.set_phase("backward")
+    step + scratch[0]
+    assert gpu.by_kind() == {"optimizer": 4, "activation": 2}
+    assert gpu.records.memory[0].op == "aten.tensor"
+    del mask
+
+
 def test_set_kind_moves_the_whole_storage_once(gpu):
     x = torch.zeros(10)
     gpu.set_kind(x[3:5], "param")

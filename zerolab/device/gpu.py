@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .host import HostLedger
 
 _LISTS = (list, tuple)
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _op_names: dict[Any, str] = {}
 
 
@@ -191,12 +192,14 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Look at the arguments, run the operation, look at the results."""
-        if self.capacity is not None and not self.pauses:
+        if (args and type(args[0]) is list) or func is requests.RESIZE:
             self._refuse_excess(func, args, kwargs)
         self._look_at_arguments(args, func)
         if kwargs:
             self._look_at_arguments(kwargs.values(), func)
         out = self._compute(func, args, kwargs or {})
+        if func.is_view:  # no new storage: more than half of all operations end here
+            return out
         try:
             self._look_at_results(out, func)
         except torch.OutOfMemoryError as error:
@@ -232,8 +235,10 @@ class VirtualGPU(TorchDispatchMode, Ledger):
         if block is not None:
             if tensor.numel() and not sharded.is_harmless(func):
                 raise sharded.refusal(block.name, func)
-        elif tensor.device.type != self.device_type:
-            self.admit(tensor.untyped_storage(), op_name(func), UNCOUNTED)
+        elif func is _LIFT_FRESH:  # `torch.tensor(data)` hands over what it has just made
+            self._new_result(tensor, tensor.untyped_storage(), "aten.tensor")
+        elif not self._holds(tensor):
+            self.ignore(tensor)
         elif not self.pauses:
             self.admit(tensor.untyped_storage(), op_name(func), "input")
 
@@ -254,10 +259,15 @@ class VirtualGPU(TorchDispatchMode, Ledger):
                 self._look_at_results(value, func)
 
     def _new_result(self, tensor: torch.Tensor, storage: torch.UntypedStorage, op: str) -> None:
-        is_mine = not self.pauses and tensor.device.type == self.device_type
+        is_mine = not self.pauses and self._holds(tensor)
         self.admit(storage, op, None if is_mine else UNCOUNTED)
         if self.host_scopes and self.host is not None:
             self.host.admit(storage, op, self.tagged)
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        if self.device_type == "cpu":
+            return tensor.is_cpu
+        return tensor.device.type == self.device_type
 
     def _explain(self, values: Iterable[Any], func: Any, error: RuntimeError) -> None:
         """Name the unit when torch found a storage too small for a view."""
@@ -270,8 +280,8 @@ class VirtualGPU(TorchDispatchMode, Ledger):
     def _refuse_excess(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> None:
-        nbytes = requests.bytes_asked(func, args, kwargs, self.device_type)
-        if nbytes:
+        if not self.pauses:
+            nbytes = requests.bytes_asked(func, args, kwargs, self.device_type)
             self.check_room(nbytes, op_name(func))
 
 

@@ -27,17 +27,17 @@ UNCOUNTED = ""  # the kind of what was born while the ledger was paused
 class Block(weakref.ref[torch.UntypedStorage]):
     """One storage in one ledger. It must not keep the storage alive, so it is a weak reference."""
 
-    __slots__ = ("closed", "key", "kind", "ledger", "name", "nbytes", "number", "origin", "pinned")
+    __slots__ = ("__dict__", "key", "kind", "ledger", "nbytes", "number")
 
     ledger: "Ledger"
     key: int  # address of the C++ storage, unique while that lives
     number: int  # the how-manieth counted block of this ledger, -1 for uncounted ones
     nbytes: int  # bytes counted for it now
     kind: str  # one of records.KINDS, or UNCOUNTED
-    name: str  # the unit it belongs to, "" for none
-    closed: bool  # named and empty: no operation may read it
-    pinned: bool  # page-locked, in host memory
-    origin: torch.device | None  # in host memory: the device it was copied from
+    name: str = ""  # the unit it belongs to, "" for none
+    closed: bool = False  # named and empty: no operation may read it
+    pinned: bool = False  # page-locked, in host memory
+    origin: torch.device | None = None  # in host memory: the device it was copied from
 
 
 def _on_free(block: weakref.ref[torch.UntypedStorage]) -> None:
@@ -252,8 +252,7 @@ class Ledger:
     def _open(self, storage: torch.UntypedStorage, kind: str) -> Block:
         block = Block(storage, _on_free)
         block.ledger, block.key, block.number = self, storage._cdata, -1
-        block.nbytes, block.kind, block.name, block.closed = 0, kind, "", False
-        block.pinned, block.origin = False, None
+        block.nbytes, block.kind = 0, kind
         self.live[block.key] = block
         if kind != UNCOUNTED:
             self._write_kind(block)

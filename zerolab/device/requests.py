@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
-_RESIZE = _aten.resize_.default
+RESIZE = _aten.resize_.default
 _FACTORIES = frozenset(
     (
         _aten.empty.memory_format,
@@ -37,7 +37,7 @@ def bytes_asked(
     first = args[0] if args else None
     if type(first) is list:
         return _of_factory(first, kwargs or {}, device_type) if func in _FACTORIES else 0
-    if func is _RESIZE and args[0].device.type == device_type:
+    if func is RESIZE and args[0].device.type == device_type:
         return _of_resize(args[0], args[1])
     return 0
 
