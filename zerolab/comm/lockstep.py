@@ -142,10 +142,8 @@ def _reduced(slot: Slot) -> Tensor:
     """Add (or average, or compare) the tensors of all ranks: [numel]."""
     calls = [slot.calls[rank] for rank in slot.ranks]
     rows = [_flat(call.tensor) for call in calls]
-    op, total = calls[0].reduction, torch.empty_like(rows[0])
-    wide = reduction.needs_fp32(total.dtype, op)
-    partial = torch.empty_like(total, dtype=torch.float32) if wide else total
-    reduction.reduce_rows(rows, op, total, partial)
+    total = torch.empty_like(rows[0])
+    reduction.reduce_rows(rows, calls[0].reduction, total)
     return total
 
 

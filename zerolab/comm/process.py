@@ -188,7 +188,7 @@ class ProcessGroup(Group):
     ) -> tuple[list, Callable[[], None]]:
         """Send slice r to rank r and receive the own one from all; returns the sum to do then."""
         rows = [
-            slices[rank] if rank == self.rank else self._scratch.take(out.numel(), out)
+            slices[rank] if rank == self.rank else self._scratch.take(out)
             for rank in range(self.world_size)
         ]
         sends = [(rank, slices[rank]) for rank in self._others()]
@@ -196,21 +196,11 @@ class ProcessGroup(Group):
         handles = self._exchange(call, sends, receives, _SCATTER)
 
         def add() -> None:
-            self._add(rows, call.reduction, out)
+            reduction.reduce_rows(rows, call.reduction, out)
             for _, row in receives:
                 self._scratch.give(row)
 
         return handles, add
-
-    def _add(self, rows: list[Tensor], op: str, out: Tensor) -> None:
-        """Reduce the rows into `out`, with a received row (or fp32 scratch) for partial sums."""
-        if not reduction.needs_fp32(out.dtype, op):
-            partial = rows[1] if self.rank == 0 and len(rows) > 1 else rows[0]
-            reduction.reduce_rows(rows, op, out, partial)
-            return
-        partial = self._scratch.take(out.numel(), out, torch.float32)
-        reduction.reduce_rows(rows, op, out, partial)
-        self._scratch.give(partial)
 
     # ------------------------------------------------------------ collectives that copy
 

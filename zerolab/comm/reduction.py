@@ -3,8 +3,11 @@
 Floating point addition is not associative, so "the sum over ranks" is only defined once the
 order is. Ours: rank 0 first, the others after it in turn, in fp32 (fp64 and integers keep
 their dtype); "avg" divides by the number of ranks in fp32; the result is rounded to its dtype
-once, at the end. All worlds use this function or something that gives the same bits, and that
-is why stage 3 on gloo can equal stage 0 on threads bit for bit. Owns no data.
+once, at the end. All worlds use this function, and that is why stage 3 on gloo can equal stage 0
+on threads bit for bit.
+
+Long tensors are reduced block by block: partial sums and the division then stay in the cache
+instead of passing through memory once more. Owns no data.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,36 +17,56 @@ from torch import Tensor
 
 OPS = ("sum", "avg", "max")
 LOW = (torch.bfloat16, torch.float16)
+BLOCK_NUMEL = 2**16  # 256 KiB of fp32
 
 
-def needs_fp32(dtype: torch.dtype, op: str) -> bool:
-    """Tell whether partial sums must be kept wider than the result."""
-    return dtype in LOW and op != "max"
-
-
-def reduce_rows(rows: Sequence[Tensor], op: str, out: Tensor, partial: Tensor) -> None:
-    """Reduce one flat tensor a rank into `out`, which is written last.
+def reduce_rows(rows: Sequence[Tensor], op: str, out: Tensor) -> None:
+    """Reduce one flat tensor a rank into `out`.
 
     Args:
-        rows: the tensors of rank 0, 1, ..., each [numel]; `out` may be any one of them.
+        rows: the tensors of rank 0, 1, ..., each [numel]; none is changed unless it is `out`.
         op: "sum", "avg" or "max".
-        out: [numel], of the dtype of the rows.
-        partial: [numel] for sums on the way, fp32 where `needs_fp32`, else of the rows' dtype;
-            it may be row 0 or 1, or `out` if `out` is none of the rows.
+        out: [numel], of the dtype of the rows; it may be one of them.
     """
-    if needs_fp32(out.dtype, op):
-        _sum_low(rows, op, out, partial)
-        return
-    combine = torch.maximum if op == "max" else torch.add
-    _fold(combine, rows, out, partial)
-    if op == "avg":
-        out.div_(len(rows))
+    low = out.dtype in LOW and op != "max"
+    reduce_block = _low_block if low else _max_block if op == "max" else _sum_block
+    needs_partial = low or len(rows) > 2
+    partial = torch.empty(
+        min(out.numel(), BLOCK_NUMEL) if needs_partial else 0,
+        dtype=torch.float32 if low else out.dtype,
+        device=out.device,
+    )
+    divisor = len(rows) if op == "avg" else 1
+    for start in range(0, out.numel(), BLOCK_NUMEL):
+        stop = min(start + BLOCK_NUMEL, out.numel())
+        block = [row[start:stop] for row in rows]
+        reduce_block(block, divisor, out[start:stop], partial[: stop - start])
 
 
-def _fold(
-    combine: Callable[..., Tensor], rows: Sequence[Tensor], out: Tensor, partial: Tensor
-) -> None:
-    """Combine the rows one after the other; no row is copied and none is changed."""
+def _sum_block(rows: list[Tensor], divisor: int, out: Tensor, partial: Tensor) -> None:
+    """Add in the dtype of the rows; only the last addition writes `out`, a row perhaps."""
+    _fold(torch.add, rows, out, partial)
+    if divisor > 1:
+        out.div_(divisor)
+
+
+def _max_block(rows: list[Tensor], divisor: int, out: Tensor, partial: Tensor) -> None:
+    """Take the largest; a NaN anywhere stays a NaN."""
+    _fold(torch.maximum, rows, out, partial)
+
+
+def _low_block(rows: list[Tensor], divisor: int, out: Tensor, partial: Tensor) -> None:
+    """Add 16-bit rows in fp32: only the last `copy_` rounds."""
+    partial.copy_(rows[0])
+    for row in rows[1:]:
+        partial.add_(row)
+    if divisor > 1:
+        partial.div_(divisor)
+    out.copy_(partial)
+
+
+def _fold(combine: Callable[..., Tensor], rows: list[Tensor], out: Tensor, partial: Tensor) -> None:
+    """Combine the rows one after the other."""
     if len(rows) == 1:
         out.copy_(rows[0])
         return
@@ -51,13 +74,3 @@ def _fold(
     for row in rows[1:-1]:
         so_far = combine(so_far, row, out=partial)
     combine(so_far, rows[-1], out=out)
-
-
-def _sum_low(rows: Sequence[Tensor], op: str, out: Tensor, partial: Tensor) -> None:
-    """Add 16-bit rows in fp32: only the last `copy_` rounds."""
-    partial.copy_(rows[0])
-    for row in rows[1:]:
-        partial.add_(row)
-    if op == "avg":
-        partial.div_(len(rows))
-    out.copy_(partial)

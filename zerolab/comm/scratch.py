@@ -19,15 +19,14 @@ class Scratch:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._kept_bytes = 0
 
-    def take(self, numel: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an uninitialised [numel] on the device of `like`."""
-        dtype = dtype or like.dtype
-        free = self._free.get((numel, dtype))
+    def take(self, like: Tensor) -> Tensor:
+        """Return an uninitialised tensor with the size, dtype and device of `like`."""
+        free = self._free.get((like.numel(), like.dtype))
         if free:
             buffer = free.pop()
             self._kept_bytes -= buffer.nbytes
             return buffer
-        return torch.empty(numel, dtype=dtype, device=like.device)
+        return torch.empty_like(like)
 
     def give(self, buffer: Tensor) -> None:
         """Take a buffer back; forget it when enough are kept."""
