@@ -21,7 +21,7 @@ ROWS = re.findall(
 ORDER = [name for row in ROWS for name in row.split()] + ["__main__"]
 ENGINE = ORDER[: ORDER.index("sim")]
 # Their functions can become exercises, so they are reached through the module.
-CHAPTERS = [*ORDER[ORDER.index("flat") : ORDER.index("engine")], "spec"]
+CHAPTERS = ["spec", *ORDER[ORDER.index("flat") : ORDER.index("zero3") + 1]]
 NOT_FOR_THE_ENGINE = {"IPython", "ipywidgets", "plotly", "anywidget", "typer", "zerolab_widgets"}
 
 
