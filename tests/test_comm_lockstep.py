@@ -481,3 +481,15 @@ def test_sharded_tensor_is_refused_and_not_read():
     tensor.untyped_storage().resize_(0)
     with pytest.raises(UsageError, match="has no memory"):
         comm.all_reduce(tensor)
+
+
+def test_works_hold_the_callers_tensors_until_wait():
+    def hold():
+        gpu = device.current()
+        shard = torch.empty(500)
+        work = comm.reduce_scatter(shard, torch.ones(1000), async_op=True)
+        while_running = gpu.allocated_bytes
+        work.wait()
+        return while_running, gpu.allocated_bytes
+
+    assert comm.run(hold, world_size=2) == [(6000, 2000)] * 2

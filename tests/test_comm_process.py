@@ -150,6 +150,30 @@ def test_ledger_does_not_see_scratch():
     assert run(measure) == [(24_000, 0, 0)] * 2
 
 
+def test_works_hold_the_callers_tensors_until_wait():
+    def hold():
+        gpu = device.current()
+        shard = torch.empty(500)
+        work = comm.reduce_scatter(shard, torch.ones(1000), async_op=True)
+        while_running = gpu.allocated_bytes
+        work.wait()
+        return while_running, gpu.allocated_bytes
+
+    assert run(hold) == [(6000, 2000)] * 2
+
+
+def test_a_rank_process_may_run_lockstep_ranks_but_no_processes():
+    def nested():
+        inside = comm.run(comm.get_rank, world_size=3, world="lockstep")
+        try:
+            comm.run(comm.get_rank, world_size=2, world="gloo")
+        except UsageError as error:
+            return inside, comm.get_world(), str(error)
+
+    text = "run() was called by a rank process: ranks cannot start rank processes"
+    assert run(nested) == [([0, 1, 2], "gloo", text)] * 2
+
+
 def test_each_call_is_one_record():
     def record():
         comm.all_reduce(torch.ones(9000), "avg")

@@ -7,10 +7,13 @@ calling rank and asks it. The code is the same in every world. Reading order bel
     group                  a rank's view of its group: checks, numbers and records each call
     deadlock               the table of a run that cannot go on
     baton lockstep         ranks as threads that take turns
-    current                which group the calling code belongs to
+    stores scratch         what process ranks share, and what each keeps for its collectives
     process watch          ranks as processes: gloo and nccl; when waiting is in vain
+    current                which group the calling code belongs to
     torchrun               joining the ranks that a launcher started
-    launch pool worker     `run`, and the processes that wait for work
+    threads                a run of the lockstep world
+    travel worker pool     rank processes that stay warm between runs
+    launch                 `run`
 """
 
 from typing import Any

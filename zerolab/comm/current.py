@@ -6,9 +6,12 @@ of one, which runs the same code, so that nothing in the engine asks "am I distr
 """
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
+from .. import device
 from .group import Group
 from .lockstep import LockstepGroup, LockstepWorld
 from .process import ProcessGroup, adopt
@@ -66,3 +69,17 @@ def of_thread() -> Group | None:
 def set_thread_group(group: Group | None) -> None:
     """Make the calling thread a lockstep rank, or an ordinary thread again."""
     _local.group = group
+
+
+def on_virtual_gpu(
+    group: Group,
+    fn: Callable[..., Any],
+    args: tuple,
+    gpu_memory: int | str | None,
+    ledger: bool,
+) -> Any:
+    """Run a function as one rank, on a virtual GPU whose records are those of the group."""
+    if not ledger:
+        return fn(*args)
+    with device.VirtualGPU(gpu_memory, index=group.rank, records=group.records):
+        return fn(*args)

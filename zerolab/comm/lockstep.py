@@ -79,17 +79,19 @@ class LockstepGroup(Group):
         """Join the slot; never switches."""
         self.shared.baton.enter(self.rank, call)
         with device.paused():
+            held = (call.tensor, call.output)
             if asynchronous:
                 _snapshot(call)
-            return LockstepWork(self, call, self.shared.join(self.rank, call))
+            return LockstepWork(self, call, self.shared.join(self.rank, call), held)
 
 
 class LockstepWork(Work):
     """A call that has joined its slot."""
 
-    def __init__(self, group: LockstepGroup, call: Call, slot: Slot) -> None:
-        """Hold the call, and with it its tensors, until `wait`."""
+    def __init__(self, group: LockstepGroup, call: Call, slot: Slot, held: tuple) -> None:
+        """Hold the caller's tensors until `wait`, as the process world must."""
         self._pending: tuple[LockstepGroup, Call, Slot] | None = (group, call, slot)
+        self._held = held
 
     @torch.no_grad()
     def wait(self) -> None:
@@ -102,7 +104,7 @@ class LockstepWork(Work):
             with device.paused():
                 _deliver(slot, group.rank, call)
         call.tensor = call.output = None  # the table of ranks keeps the call, not its memory
-        self._pending = None
+        self._pending, self._held = None, ()
 
 
 def _snapshot(call: Call) -> None:

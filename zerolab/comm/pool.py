@@ -114,10 +114,14 @@ class Pool:
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         if any(not rank.process.is_alive() for rank in self.ranks):
             self.close()
-        fresh = [self._new_rank() for _ in range(world_size - len(self.ranks))]
-        self.ranks += fresh
-        for rank in fresh:
-            rank.await_ready()
+        known = len(self.ranks)
+        try:
+            self.ranks += [self._new_rank() for _ in range(world_size - known)]
+            for rank in self.ranks[known:]:
+                rank.await_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def _new_rank(self) -> Rank:
         """Start one more process."""

@@ -88,6 +88,7 @@ class ProcessGroup(Group):
     """One process's view of torch.distributed's default group, on gloo."""
 
     world = "gloo"
+    host_waits = True  # a rank that waits makes no other call meanwhile
 
     def __init__(self, pg: dist.ProcessGroup, store: Store, epoch: int = 0) -> None:
         """Use a group that exists.
@@ -118,6 +119,10 @@ class ProcessGroup(Group):
         self.calls.append(call.without_tensors())
         with _unseen():
             return getattr(self, f"_{call.op}")(call)
+
+    def blocked(self) -> tuple[Call, float] | None:
+        """Return the call that this rank cannot get past, and since when."""
+        return self.waiting
 
     def await_handles(self, handles: list, call: Call) -> None:
         """Wait for transfers; a failure is explained by what the peers say of themselves."""
@@ -249,6 +254,18 @@ class NcclGroup(ProcessGroup):
     """The same on NVIDIA GPUs, with NCCL's own collectives. Sums are in NCCL's order."""
 
     world = "nccl"
+    host_waits = False  # the stream waits; the host goes on and may call more
+
+    def __init__(self, pg: dist.ProcessGroup, store: Store, epoch: int = 0) -> None:
+        """Remember also which kernels are on their way."""
+        super().__init__(pg, store, epoch)
+        self._running: deque[tuple[Call, float, dist.Work]] = deque()
+
+    def blocked(self) -> tuple[Call, float] | None:
+        """Return the oldest kernel that has not finished."""
+        while self._running and self._running[0][2].is_completed():
+            self._running.popleft()
+        return self._running[0][:2] if self._running else None
 
     def _reduce_scatter(self, call: Call) -> Work:
         """One NCCL kernel, the average included."""
@@ -288,7 +305,12 @@ class NcclGroup(ProcessGroup):
 
     def _one(self, call: Call, handle: dist.Work | None) -> Work:
         """Wrap one handle of torch.distributed."""
-        return ProcessWork(self, call, [] if handle is None else [handle])
+        if handle is None:
+            return ProcessWork(self, call, [])
+        self._running.append((call.without_tensors(), time.perf_counter(), handle))
+        if len(self._running) > HISTORY:
+            self.blocked()  # forgets those that have finished
+        return ProcessWork(self, call, [handle])
 
 
 _checksums: dict[tuple, int] = {}

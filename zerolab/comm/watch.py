@@ -87,7 +87,7 @@ class Watcher:
 
     def _look(self) -> States | None:
         """Answer an alarm, or raise one after a long wait; return the proof when there is one."""
-        waiting = self.group.waiting
+        waiting = self.group.blocked()
         if waiting is None or time.perf_counter() - waiting[1] < QUIET_SECONDS:
             self._doubt = None
             alarms = self.store.add("alarms", 0)
@@ -104,7 +104,7 @@ class Watcher:
         if contradictions(self.group.rank, states):
             return states
         broken = any(state["state"] in ("raised", "died") for state in states.values())
-        if broken or self.group.rank not in stuck(states):
+        if broken or not in_vain(self.group.rank, states, self.group.host_waits):
             self._doubt = None  # a broken peer closes its connections: that ends the wait
         elif self._doubt is None:
             self._doubt = states
@@ -157,7 +157,7 @@ def start(group: "ProcessGroup", on_proof: Callable[[States], None]) -> None:
 
 def snapshot(group: "ProcessGroup") -> State:
     """Return what a rank is doing at this moment: it waits, or computes at some line."""
-    waiting = group.waiting
+    waiting = group.blocked()
     if waiting is not None:
         return own_state(group, waiting[0])
     frame = sys._current_frames().get(group.main_thread)
@@ -166,7 +166,7 @@ def snapshot(group: "ProcessGroup") -> State:
 
 def own_state(group: "ProcessGroup", call: Call | None) -> State:
     """Say which calls a rank has made, and in which one it waits (None: it computes)."""
-    calls, waiting = list(group.calls), group.waiting
+    calls, waiting = list(group.calls), group.blocked()
     latest = call or (calls[-1] if calls else None)
     return {
         "state": "computing" if call is None else "waiting",
@@ -206,6 +206,16 @@ def silent_state() -> State:
 
 
 # ---------------------------------------------------------------- who waits for whom
+
+
+def in_vain(rank: int, states: States, host_waits: bool) -> bool:
+    """Tell whether a rank waits for something that never comes.
+
+    Where only a stream waits, ranks that wait may still call: only one that ended never comes.
+    """
+    if host_waits:
+        return rank in stuck(states)
+    return any(states[other]["state"] in ENDED for other in missing(rank, states))
 
 
 def stuck(states: States) -> set[int]:

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import device
 from ..errors import PeerError
 from . import current, deadlock, rng, source, travel, watch
 from .process import ProcessGroup, adopt
@@ -210,13 +209,10 @@ def _leave() -> None:
 
 
 def _call(job: Job, group: ProcessGroup) -> Any:
-    """Run the user's function, on a virtual GPU of this rank's own."""
+    """Run the user's function with the caller's dice."""
     fn, args = travel.unpack(job.call)
     rng.restore(job.random)
-    if not job.ledger:
-        return fn(*args)
-    with device.VirtualGPU(job.gpu_memory, index=job.rank, records=group.records):
-        return fn(*args)
+    return current.on_virtual_gpu(group, fn, args, job.gpu_memory, job.ledger)
 
 
 def _failed(error: BaseException) -> tuple:
