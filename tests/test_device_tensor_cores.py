@@ -27,6 +27,13 @@ def test_products_are_fp32_products_rounded_once(dtype):
     assert torch.equal(batched[0], (wide[0] @ wide[1]).to(dtype))
 
 
+def test_a_layer_whose_bias_is_a_parameter_is_computed_in_fp32_too():
+    layer, x = torch.nn.Linear(33, 33).bfloat16(), torch.randn(5, 33).bfloat16()
+    bias, weight = layer.bias.float(), layer.weight.float()
+    with VirtualGPU():
+        assert torch.equal(layer(x), torch.addmm(bias, x.float(), weight.t()).bfloat16())
+
+
 def test_only_the_result_is_counted():
     a = torch.randn(64, 64).bfloat16()
     with VirtualGPU() as gpu:

@@ -37,7 +37,7 @@ def in_fp32(func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
     if first is None or first.dtype not in SIXTEEN_BIT or first.device.type != "cpu":
         return func(*args, **kwargs)
-    if type(first) is not torch.Tensor:  # a fake tensor computes nothing
+    if type(first) not in (torch.Tensor, torch.nn.Parameter):  # a fake tensor computes nothing
         return func(*args, **kwargs)
     wide_args, wide_kwargs = tree_map_only(torch.Tensor, _widen, (args, kwargs))
     return tree_map_only(
