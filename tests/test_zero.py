@@ -10,7 +10,7 @@ from stage_runs import full_params, make_batches, make_config, make_model, to_dt
 from torch import nn
 
 import zerolab
-from zerolab import DeadlockError, UsageError, comm, gpt, sharded_param, zero
+from zerolab import DeadlockError, UsageError, comm, gpt, sharded_param, units, utils, zero
 
 WORLD_SIZES = (1, 2, 3)
 
@@ -403,9 +403,7 @@ def test_below_stage_three_changes_of_all_ranks_are_honoured(stage):
         with zero.GatheredParameters(engine.module.parameters()), torch.no_grad():
             engine.module.first.bias.fill_(2.0)
         home = zerolab.homes.find(engine.module.first.bias)
-        return zerolab.utils.safe_get_full_fp32_param(
-            engine.module.first.bias
-        ), home.engine is engine
+        return utils.safe_get_full_fp32_param(engine.module.first.bias), home.engine is engine
 
     for value, found in comm.run(change, 2):
         assert found and value.tolist() == [2.0] * 7
@@ -572,8 +570,8 @@ def test_leaf_modules_are_one_unit_so_that_ranks_may_part():
         torch.manual_seed(4)
         model = Mixture()
         if leaf:
-            assert zero.set_z3_leaf_modules(model, [Experts]) == [model.moe]
-            assert zero.get_z3_leaf_modules(model) == [model.moe]
+            assert utils.set_z3_leaf_modules(model, [Experts]) == [model.moe]
+            assert utils.get_z3_leaf_modules(model) == [model.moe]
         engine, *_ = zerolab.initialize(model=model, config=make_config(stage))
         losses = []
         for _ in range(2):
@@ -583,7 +581,7 @@ def test_leaf_modules_are_one_unit_so_that_ranks_may_part():
             losses.append(loss.item())
         if stage == 3:
             with pytest.raises(UsageError, match="after initialize"):
-                zero.set_z3_leaf_modules(model, ["Mixture"])
+                utils.set_z3_leaf_modules(model, ["Mixture"])
         return losses, [unit.name for unit in engine.sharding.units]
 
     plain, leaf = comm.run(mix, 2, args=(0, False)), comm.run(mix, 2, args=(3, True))
@@ -597,19 +595,19 @@ def test_leaf_modules_are_one_unit_so_that_ranks_may_part():
 
 def test_leaf_modules_are_found_by_class_or_name_and_can_be_unset():
     model = Mixture()
-    assert zero.set_z3_leaf_modules(model, ["Linear"]) == [
+    assert utils.set_z3_leaf_modules(model, ["Linear"]) == [
         model.enter,
         *model.moe.experts,
     ]
-    assert [path for path, _ in zero.with_leaves(model, None)] == [
+    assert [path for path, _ in units.choose(model, [])] == [
         "enter",
         "moe.experts.0",
         "moe.experts.1",
     ]
-    zero.unset_z3_leaf_modules(model, [nn.Linear])
-    assert zero.with_leaves(model, None) is None
+    utils.unset_z3_leaf_modules(model, [nn.Linear])
+    assert [path for path, _ in units.choose(model, [])] == ["moe.experts.0", "moe.experts.1"]
     with pytest.raises(UsageError, match="no module of class Conv2d"):
-        zero.set_z3_leaf_modules(model, [nn.Conv2d])
+        utils.set_z3_leaf_modules(model, [nn.Conv2d])
 
 
 def test_registering_an_external_parameter_is_accepted():

@@ -13,6 +13,7 @@ Reading order is import order, and the number is the chapter:
     optim                   4   a torch optimizer over this rank's segments
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
     ddp zero1 zero2 zero3   3-6 the stages, each the difference to the one before
+    units                   6   which modules are gathered as one
     gathering               6   looking at, and changing, parameters that lie in shards
     zero utils              6   a model built sharded; the parts of a parameter, for scripts
     engine arguments        12  initialize, forward, backward, step; a script's arguments

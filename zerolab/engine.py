@@ -16,7 +16,7 @@ Source: the names and the four values are those of DeepSpeed's `initialize`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +24,21 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from . import bucket as buckets_
-from . import buffers, comm, ddp, device, optim, precision, zero1, zero2, zero3
+from . import (
+    buffers,
+    comm,
+    ddp,
+    device,
+    homes,
+    optim,
+    precision,
+    sharded_param,
+    zero1,
+    zero2,
+    zero3,
+)
 from . import config as config_
+from . import units as units_
 from .errors import UsageError
 from .records import Records
 
@@ -84,7 +97,8 @@ class Engine(nn.Module):
         trainable = {param for group in self.optimizer.param_groups for param in group["params"]}
         mixed = cfg.param_dtype != torch.float32
         for param in self.module.parameters():
-            device.set_kind(param, "param")
+            if not isinstance(param, sharded_param.ShardedParameter):
+                device.set_kind(param, "param")
         self.buffers_ = buffers.Buffers(self.module, cfg.param_dtype if mixed else None)
         units = buckets_.build_units(
             self.module,
@@ -93,7 +107,8 @@ class Engine(nn.Module):
             dtype=cfg.param_dtype if mixed else None,
             world_size=comm.get_world_size(),
             rank=comm.get_rank(),
-            blocks=_named_blocks(self.module, cfg.unit_modules),
+            blocks=units_.choose(self.module, cfg.unit_modules),
+            persistent=units_.persistent(self.module, cfg),
         )
         self.sharding = stage_class(cfg.stage)(self.module, units, self._options(mixed))
         self.groups = optim.BucketGroups(self.optimizer, group_of)
@@ -101,6 +116,7 @@ class Engine(nn.Module):
         self.sharding.boundary = self.is_gradient_accumulation_boundary()
         self.scaler = _build_scaler(cfg)
         self.check_overflow = cfg.param_dtype != torch.bfloat16 or cfg.bf16.check_grad_overflow
+        homes.register(self)
 
     def _options(self, mixed: bool) -> ddp.StageOptions:
         cfg = self.config
@@ -109,8 +125,14 @@ class Engine(nn.Module):
             grad_dtype=None if cfg.grad_accum_dtype == cfg.param_dtype else cfg.grad_accum_dtype,
             reduce_dtype=None if cfg.reduce_dtype == cfg.param_dtype else cfg.reduce_dtype,
             every_micro_step=cfg.reduce_every_micro_step,
+            reduce_op="sum" if cfg.gradient_allreduce_op == "sum" else "avg",
+            in_flight=1 if cfg.zero.overlap_comm else 0,
+            all_reduce=not cfg.zero.reduce_scatter,
             prefetch=cfg.prefetch,
+            prefetch_numel=cfg.zero.prefetch_bucket_size,
             reshard_after_forward=cfg.reshard_after_forward,
+            max_live=cfg.zero.max_live_parameters,
+            max_reuse=cfg.zero.max_reuse_distance,
         )
 
     # -- the training loop ------------------------------------------------------------------
@@ -297,29 +319,6 @@ def _group_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
         for number, group in enumerate(optimizer.param_groups)
         for param in group["params"]
     }
-
-
-def _named_blocks(model: nn.Module, names: Sequence[str]) -> list[tuple[str, nn.Module]] | None:
-    """Return the units that the configuration names, by path or by class; None to find them."""
-    if not names:
-        return None
-    found = [
-        (path, module)
-        for path, module in model.named_modules()
-        if path and (path in names or type(module).__name__ in names)
-    ]
-    known = {path for path, _ in found} | {type(module).__name__ for _, module in found}
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise UsageError(
-            f"unit_modules names {missing[0]!r}, but the model has neither a module of that path "
-            "nor of that class"
-        )
-    outer: list[tuple[str, nn.Module]] = []
-    for path, module in found:
-        if not any(path.startswith(f"{taken}.") for taken, _ in outer):
-            outer.append((path, module))
-    return outer
 
 
 def initialize(

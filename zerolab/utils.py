@@ -18,24 +18,18 @@ boundary at stages 0 and 1), the whole gradient is the mean of what the ranks ha
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from . import comm, flat, homes
+from . import comm, flat, homes, units
 from .bucket import GradState, Segment
 from .errors import UsageError
-from .homes import Home
-from .zero import (
-    get_z3_leaf_modules,
-    set_z3_leaf_modules,
-    unset_z3_leaf_modules,
-)
+from .homes import Home, ValueOf
 
 __all__ = [
     "RepeatingLoader",
-    "get_z3_leaf_modules",
     "log_dist",
     "logger",
     "safe_get_full_fp32_param",
@@ -50,13 +44,9 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
-    "set_z3_leaf_modules",
-    "unset_z3_leaf_modules",
 ]
 
 logger = logging.getLogger("zerolab")
-
-ValueOf = Callable[[Segment], torch.Tensor | None]
 
 # -- weights --------------------------------------------------------------------------------
 
@@ -64,26 +54,26 @@ ValueOf = Callable[[Segment], torch.Tensor | None]
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
     """Return the whole fp32 weights of a trained parameter: the master copy, where there is one."""
     home = _trained(param)
-    return None if home is None else _whole(home, _weights)
+    return None if home is None else homes.read_whole(home, _weights)
 
 
 def safe_get_local_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
     """Return the part of a parameter's fp32 weights that this rank updates, flat."""
     home = _trained(param)
-    return None if home is None else _local(home, _weights)
+    return None if home is None else homes.read_local(home, _weights)
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     """Replace a parameter everywhere: master weights, 16-bit weights, shards."""
     home = _needed(param)
-    _write(home, _weights, _checked(home, value))
+    homes.write_whole(home, _weights, _checked(home, value))
     _round_and_publish(home)
 
 
 def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     """Replace the part of a parameter that this rank updates; all ranks call it together."""
     home = _needed(param)
-    _write_local(home, _weights, value)
+    homes.write_local(home, _weights, value)
     _round_and_publish(home)
 
 
@@ -109,7 +99,7 @@ def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
     home = _trained(param)
     if home is None or not _flush(home):
         return None
-    whole = _whole(home, _reduced_of(home)) if _is_reduced(home) else _mean_so_far(home)
+    whole = homes.read_whole(home, _reduced_of(home)) if _is_reduced(home) else _mean_so_far(home)
     return None if whole is None else whole / home.engine.scaler.scale
 
 
@@ -118,7 +108,7 @@ def safe_get_local_grad(param: torch.Tensor) -> torch.Tensor | None:
     home = _trained(param)
     if home is None or not _is_reduced(home) or home.position not in home.bucket.used:
         return None
-    own = _local(home, _reduced_of(home))
+    own = homes.read_local(home, _reduced_of(home))
     return None if own is None else own / home.engine.scaler.scale
 
 
@@ -129,7 +119,7 @@ def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     _flush(home)
     bucket = home.bucket
     if _is_reduced(home):
-        _write(home, _reduced_of(home), scaled)
+        homes.write_whole(home, _reduced_of(home), scaled)
     elif bucket.fresh is not None:
         with torch.no_grad():
             bucket.fresh[slice(*home.slot.span)] = scaled.reshape(-1).to(bucket.fresh.dtype)
@@ -144,7 +134,7 @@ def safe_set_local_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     home = _needed(param)
     if not _is_reduced(home):
         raise UsageError(_no_gradient(home))
-    _write_local(home, _reduced_of(home), value * home.engine.scaler.scale)
+    homes.write_local(home, _reduced_of(home), value * home.engine.scaler.scale)
     home.bucket.used.add(home.position)
 
 
@@ -203,26 +193,26 @@ def safe_get_full_optimizer_state(param: torch.Tensor, key: str) -> torch.Tensor
     A state that is one number for the parameter ("step") is returned as that.
     """
     home = _trained(param)
-    return None if home is None else _whole(home, _state_of(home, key))
+    return None if home is None else homes.read_whole(home, _state_of(home, key))
 
 
 def safe_get_local_optimizer_state(param: torch.Tensor, key: str) -> torch.Tensor | None:
     """Return the part of an optimizer state that this rank has, flat."""
     home = _trained(param)
-    return None if home is None else _local(home, _state_of(home, key))
+    return None if home is None else homes.read_local(home, _state_of(home, key))
 
 
 def safe_set_full_optimizer_state(param: torch.Tensor, value: torch.Tensor, key: str) -> None:
     """Replace an optimizer state; the optimizer must have stepped once."""
     home = _needed(param)
     state = _present_state(home, key)
-    _write(home, state, value if value.numel() == 1 else _checked(home, value))
+    homes.write_whole(home, state, value if value.numel() == 1 else _checked(home, value))
 
 
 def safe_set_local_optimizer_state(param: torch.Tensor, value: torch.Tensor, key: str) -> None:
     """Replace the part of an optimizer state that this rank has."""
     home = _needed(param)
-    _write_local(home, _present_state(home, key), value)
+    homes.write_local(home, _present_state(home, key), value)
 
 
 def _state_of(home: Home, key: str) -> ValueOf:
@@ -242,12 +232,12 @@ def _state_of(home: Home, key: str) -> ValueOf:
 
 def _present_state(home: Home, key: str) -> ValueOf:
     state = _state_of(home, key)
-    if any(state(segment) is None for segment in _segments(home)):
+    if any(state(segment) is None for segment in home.segments):
         raise UsageError(f"{home.slot.name} has no optimizer state yet: step once before")
     return state
 
 
-# -- the ways between segments and whole tensors --------------------------------------------
+# -- whose parameter it is ------------------------------------------------------------------
 
 
 def _trained(param: torch.Tensor) -> Home | None:
@@ -276,74 +266,14 @@ def _checked(home: Home, value: torch.Tensor) -> torch.Tensor:
     return value.detach().float()
 
 
-def _segments(home: Home) -> list[Segment]:
-    return [s for s in home.bucket.segments if s.slot == home.position]
-
-
-def _placed(home: Home) -> Iterator[tuple[Segment, flat.Range]]:
-    """Yield the own segments of a parameter and their ranges, counted from its first element."""
-    origin = home.engine.sharding.owned_range(home.bucket)[0]
-    for segment in _segments(home):
-        if segment.param.numel():
-            start = origin + segment.start - home.slot.offset
-            yield segment, (start, start + segment.param.numel())
-
-
-def _whole(home: Home, value_of: ValueOf) -> torch.Tensor | None:
-    """Put a parameter's parts from all ranks together, as fp32 [shape]."""
-    segments, slot, bucket = _segments(home), home.slot, home.bucket
-    values = [value_of(segment) for segment in segments]
-    if any(value is None for value in values):
-        return None
-    if values and values[0] is not None and values[0].dim() == 0:
-        return values[0].detach().clone()
-    full = torch.zeros(slot.numel, device=bucket.device)
-    with torch.no_grad():
-        for segment, span in _placed(home):
-            full[slice(*span)] = value_of(segment)  # pyright: ignore[reportArgumentType]
-    if len(home.engine.sharding.owned_shards(bucket)) < bucket.world_size:
-        homes.complete(full, homes.ranges(bucket.numel, bucket.world_size, slot.span))
-    return full.view(slot.shape)
-
-
-def _local(home: Home, value_of: ValueOf) -> torch.Tensor | None:
-    """Lay the own parts of a parameter end to end, as a fp32 copy [own_numel]."""
-    values = [value_of(segment) for segment in _segments(home)]
-    found = [value.detach().float() for value in values if value is not None]
-    if len(found) < len(values):
-        return None
-    if found and found[0].dim() == 0:
-        return found[0].clone()
-    return torch.cat(found) if found else torch.zeros(0, device=home.bucket.device)
-
-
-@torch.no_grad()
-def _write(home: Home, value_of: ValueOf, value: torch.Tensor) -> None:
-    """Copy the own parts out of a whole value."""
-    whole = value.detach().reshape(-1)
-    for segment, span in _placed(home):
-        target = value_of(segment)
-        assert target is not None
-        target.copy_(whole.view(()) if target.dim() == 0 else whole[slice(*span)])
-
-
-@torch.no_grad()
-def _write_local(home: Home, value_of: ValueOf, value: torch.Tensor) -> None:
-    """Copy a flat value of the own parts into them."""
-    segments = _segments(home)
-    own_numel = sum(segment.param.numel() for segment in segments)
-    if value.numel() != own_numel:
-        raise UsageError(
-            f"this rank has {own_numel} elements of {home.slot.name}, the value {value.numel()}"
-        )
-    parts = value.detach().reshape(-1).split([segment.param.numel() for segment in segments])
-    for segment, part in zip(segments, parts, strict=True):
-        target = value_of(segment)
-        assert target is not None
-        target.copy_(part)
-
-
 # -- what scripts import beside -------------------------------------------------------------
+
+
+def __getattr__(name: str) -> Any:
+    """Find the functions about leaf modules, which DeepSpeed has here."""
+    if name.endswith("_z3_leaf_modules"):
+        return getattr(units, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:

@@ -18,15 +18,13 @@ Source: DeepSpeed, `zero.Init`, `zero.GatheredParameters`; ZeRO-Infinity (2021),
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from . import bucket as buckets_
 from . import comm, homes, sharded_param
 from . import config as config_
 from .errors import UsageError
@@ -35,11 +33,8 @@ from .gathering import GatheredParameters
 __all__ = [
     "GatheredParameters",
     "Init",
-    "get_z3_leaf_modules",
     "register_external_parameter",
-    "set_z3_leaf_modules",
     "unregister_external_parameter",
-    "unset_z3_leaf_modules",
 ]
 
 log = logging.getLogger("zerolab")
@@ -243,89 +238,7 @@ def _reporting(original: Callable) -> Callable:
     return construct
 
 
-# -- units that users name in code ----------------------------------------------------------
-
-_leaves: WeakSet[nn.Module] = WeakSet()
-
-
-def set_z3_leaf_modules(model: nn.Module, kinds: Sequence[type | str]) -> list[nn.Module]:
-    """Make one unit of every module of these classes: gathered and freed as a whole.
-
-    Needed where ranks go different ways inside a module (a mixture of experts): a part that only
-    some ranks run must not be gathered by itself. Call it before `initialize`.
-
-    Args:
-        model: where to look.
-        kinds: classes, or names of classes.
-
-    Returns:
-        The modules found.
-
-    Raises:
-        UsageError: none was found, or the model has its units already.
-    """
-    found = _of_kinds(model, kinds)
-    for module in found:
-        for param in module.parameters():
-            home = homes.find(param)
-            if home is not None and home.engine.stage == 3:
-                raise UsageError(
-                    "set_z3_leaf_modules was called after initialize, which cuts the units: "
-                    "call it before"
-                )
-        _leaves.add(module)
-    return found
-
-
-def unset_z3_leaf_modules(model: nn.Module, kinds: Sequence[type | str]) -> list[nn.Module]:
-    """Undo `set_z3_leaf_modules` for modules of these classes, and return them."""
-    found = _of_kinds(model, kinds)
-    for module in found:
-        _leaves.discard(module)
-    return found
-
-
-def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that `set_z3_leaf_modules` has chosen."""
-    return [module for module in model.modules() if module in _leaves]
-
-
-def _of_kinds(model: nn.Module, kinds: Sequence[type | str]) -> list[nn.Module]:
-    classes = tuple(kind for kind in kinds if isinstance(kind, type))
-    names = {kind for kind in kinds if isinstance(kind, str)}
-    found = [m for m in model.modules() if isinstance(m, classes) or type(m).__name__ in names]
-    if not found:
-        wanted = ", ".join(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)
-        raise UsageError(f"the model has no module of class {wanted}")
-    return found
-
-
-def with_leaves(
-    model: nn.Module, blocks: Sequence[tuple[str, nn.Module]] | None
-) -> list[tuple[str, nn.Module]] | None:
-    """Add the leaf modules to the units of a model.
-
-    Args:
-        model: the whole model.
-        blocks: the units that the configuration names; None to find them.
-
-    Returns:
-        Modules by path, none inside another, in the model's order; None when there is no leaf.
-    """
-    leaves = [(path, module) for path, module in model.named_modules() if module in _leaves]
-    if not leaves:
-        return None if blocks is None else list(blocks)
-    chosen = dict(buckets_.find_blocks(model) if blocks is None else blocks) | dict(leaves)
-    outer: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        if path in chosen and not any(_inside(path, taken) for taken in outer):
-            outer[path] = module
-    return [(path, module) for path, module in outer.items() if path]
-
-
-def _inside(path: str, outer: str) -> bool:
-    """Whether a module is part of another one; "" is the whole model."""
-    return outer == "" or path.startswith(f"{outer}.")
+# -- parameters of other modules -------------------------------------------------------------
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
