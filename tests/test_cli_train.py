@@ -137,6 +137,7 @@ def test_out_of_memory_before_the_first_step_is_reported_too(capsys):
     result = json.loads(out.splitlines()[-1])
     assert result["losses"] == []
     assert result["ranks"][0]["peak_bytes"] <= 100 * 2**10
+    assert "gpt.py:" in result["error"]  # the line of the model that asked
 
 
 def test_people_get_tables_and_a_sample(capsys):

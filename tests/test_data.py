@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from zerolab import data
+from zerolab import data, device
 from zerolab.errors import UsageError
 
 TEXT = bytes(range(256)) * 4
@@ -68,6 +68,14 @@ def test_two_micro_batches_show_what_one_twice_as_large_shows():
     (large, _), *_ = first_batches(1, micro=4)
     small = first_batches(2, micro=2)
     assert torch.equal(torch.cat([tokens for tokens, _ in small]), large)
+
+
+def test_a_batch_counts_as_input_on_a_virtual_gpu():
+    stream = data.batches(TEXT, 0, 1, 4, 8, 0)
+    with device.VirtualGPU() as gpu:
+        tokens, targets = next(stream)
+        assert gpu.by_kind()["input"] >= tokens.nbytes + targets.nbytes
+        assert set(gpu.by_kind()) == {"input"}
 
 
 def test_batches_depend_on_the_seed_and_on_nothing_else():

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from . import device
 from .errors import UsageError
 
 VOCAB_SIZE = 256  # a token is a byte
@@ -104,6 +105,8 @@ def _slices(
     while True:
         samples = [step * global_batch_size + position for position in mine]
         starts = [window_start(seed, sample, len(text) - seq_len) for sample in samples]
-        windows = torch.stack([encode(text[start : start + seq_len + 1]) for start in starts])
-        yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        with device.tag("input"):
+            windows = torch.stack([encode(text[start : start + seq_len + 1]) for start in starts])
+            batch = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        yield batch
         step += 1
