@@ -16,6 +16,7 @@ calling rank and asks it. The code is the same in every world. Reading order bel
     launch                 `run`
 """
 
+import os
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,7 @@ from .torchrun import destroy_process_group, init_process_group
 
 __all__ = [
     "Group",
+    "ReduceOp",
     "RunTimeoutError",
     "Work",
     "all_gather",
@@ -40,10 +42,12 @@ __all__ = [
     "close_pool",
     "current_group",
     "destroy_process_group",
+    "get_local_rank",
     "get_rank",
     "get_world",
     "get_world_size",
     "init_process_group",
+    "is_initialized",
     "records",
     "recv",
     "reduce_scatter",
@@ -56,6 +60,25 @@ __all__ = [
 def get_rank() -> int:
     """Return the number of the calling rank, 0 to world_size - 1."""
     return current_group().rank
+
+
+def get_local_rank() -> int:
+    """Return the number of the calling rank on its machine: its GPU."""
+    launched = get_world() not in ("lockstep", "solo") and "LOCAL_RANK" in os.environ
+    return int(os.environ["LOCAL_RANK"]) if launched else get_rank()
+
+
+def is_initialized() -> bool:
+    """Tell whether there are ranks: inside `run`, and after `init_process_group`."""
+    return get_world() != "solo"
+
+
+class ReduceOp:
+    """The reductions, under the names of torch.distributed."""
+
+    SUM = "sum"
+    AVG = "avg"
+    MAX = "max"
 
 
 def get_world_size() -> int:

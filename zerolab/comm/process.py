@@ -66,21 +66,22 @@ class ProcessWork(Work):
         self, group: "ProcessGroup", call: Call, handles: list, finish: Finish | None = None
     ) -> None:
         """Hold everything that the transfer needs until `wait`."""
-        self._group, self._call = group, call
+        self._group = group
+        self._call: Call | None = call
         self._handles: list | None = handles
         self._finish = finish
         group.unfinished.add(self)
 
     def wait(self) -> None:
         """Wait for the transfers, then add what has to be added here."""
-        handles = self._handles
-        if handles is None:
+        call, handles = self._call, self._handles
+        if call is None:
             return
         with _unseen():
             while handles is not None:
-                self._group.await_handles(handles, self._call)
+                self._group.await_handles(handles, call)
                 handles = self._finish() if self._finish is not None else None
-        self._handles = self._finish = None
+        self._call = self._handles = self._finish = None  # lets go of the tensors
         self._group.unfinished.discard(self)
 
 

@@ -9,6 +9,7 @@ watch, and say farewell.
 import atexit
 import os
 import sys
+import time
 from datetime import timedelta
 from types import TracebackType
 
@@ -128,4 +129,5 @@ def _give_up(error: DeadlockError) -> None:
     group = current.adopted()[0]
     if group.watcher is None or group.watcher.is_first_to_prove():
         print(f"[rank {group.rank}] {error}", file=sys.stderr, flush=True)
+    time.sleep(3 * watch.TICK_SECONDS)  # the store may live here: let the others see it too
     os._exit(EXIT_CODE)

@@ -13,6 +13,7 @@ A rank that can never come, in two looks between which every waiting rank has wr
 proven a deadlock. Two ranks that made different calls under one number need no second look.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -131,14 +132,30 @@ class Watcher:
         """Return what is known of every rank now."""
         return {rank: read_state(self.store, rank) for rank in range(self.group.world_size)}
 
+    def _states_or_none(self) -> States:
+        """Return what is known, nothing when the store is gone with its process."""
+        try:
+            return self.states()
+        except RuntimeError:
+            return {}
+
+    def _answers(self) -> States:
+        """Raise the alarm and return what everybody answers."""
+        with contextlib.suppress(RuntimeError):
+            self.store.add("alarms", 1)
+            time.sleep(1.5 * TICK_SECONDS)
+        return self._states_or_none()
+
     def explain(self, error: BaseException, call: Call) -> RankError:
         """Turn a broken connection into what really happened, as far as the peers tell it."""
         deadline = time.perf_counter() + FAREWELL_SECONDS
-        states, gone = self.states(), list[int]()
+        states, gone = self._states_or_none(), list[int]()
         while not gone and time.perf_counter() < deadline:
             time.sleep(0.02)
-            states = self.states()
+            states = self._states_or_none()
             gone = [rank for rank, state in states.items() if state["state"] in ENDED]
+        if gone:
+            states = self._answers() or states
         states[self.group.rank] = own_state(self.group, call)
         failed = [rank for rank in gone if states[rank]["state"] != "returned"]
         if gone and not failed:
