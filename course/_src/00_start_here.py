@@ -25,11 +25,11 @@ from zerolab_widgets import MemoryBars
 lab.begin("00")
 lab.train(stage=0, gpu_memory="160MiB", watch=MemoryBars())
 
-# %% [markdown] rank-0-died
-# ## Rank 0 died
+# %% [markdown] out-of-memory
+# ## One rank is full, and the run dies
 #
 # A GPU in training is called a *rank*. The model has 10.8 million parameters of 2 bytes: 21 MiB.
-# Click the largest part of rank 0's bar and read what it is. Drag the slider to see it come.
+# Click the largest part of the red bar and read what it is. Drag the slider to see it come.
 
 # %% stage-1
 lab.train(stage=1, gpu_memory="160MiB", watch=MemoryBars())
@@ -93,12 +93,12 @@ wrong
 # %% [markdown] four-stages
 # ## The four stages, side by side
 #
-# The same model, the same data, without a ceiling. Stage 0 shards nothing, stage 1 the optimizer
+# The same model, the same data, and room enough. Stage 0 shards nothing, stage 1 the optimizer
 # state (with the fp32 *master weights* it updates), stage 2 also the gradients, stage 3 also the
 # parameters, which it gathers block by block when they are needed.
 
 # %% side-by-side
-runs = [lab.train(stage=stage) for stage in (0, 1, 2, 3)]
+runs = [lab.train(stage=0), yours, lab.train(stage=2), lab.train(stage=3)]
 lab.compare(*runs)
 
 # %% [markdown] read-the-table

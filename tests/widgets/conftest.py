@@ -18,7 +18,10 @@ const state = %(state)s;
 const heard = {};
 const model = {
   get: (name) => state[name],
-  set: (name, value) => { state[name] = value; (heard[`change:${name}`] ?? []).forEach((f) => f()); },
+  set: (name, value) => {
+    state[name] = value;
+    (heard[`change:${name}`] ?? []).forEach((f) => f());
+  },
   on: (name, f) => { (heard[name] ??= []).push(f); },
   off: () => {},
   save_changes: () => { window.saved = (window.saved ?? 0) + 1; },

@@ -10,8 +10,10 @@ from zerolab_widgets.bars import (
     Bar,
     bar_of_records,
     finding,
+    finding_under,
     frames_of_records,
     in_order,
+    mib,
     peak_index,
 )
 
@@ -99,6 +101,28 @@ def test_finding_names_the_rank_that_failed_and_what_filled_it():
         "most of it: optimizer state (100.0 MiB)."
     )
     assert finding([], None) == "Nothing has run yet."
+
+
+def test_finding_under_a_ceiling_says_who_fits():
+    bars = [Bar(f"stage {k}", {"param": size * MIB}) for k, size in enumerate((80, 40, 20))]
+    assert finding_under(bars, 100 * MIB) == "Under 100.0 MiB: stage 0, stage 1, stage 2 fit."
+    assert (
+        finding_under(bars, 50 * MIB) == "Under 50.0 MiB: stage 1, stage 2 fit; stage 0 does not."
+    )
+    assert finding_under(bars, 20 * MIB) == "Under 20.0 MiB: stage 2 fits; stage 0, stage 1 do not."
+    assert finding_under(bars, MIB) == "Under 1.0 MiB: nothing fits."
+
+
+def test_moving_the_ceiling_changes_the_finding():
+    picture = MemoryBars.of_bars([Bar("stage 0", {"temp": MIB, "param": MIB})], 10 * MIB)
+    assert picture.finding == "Under 10.0 MiB: stage 0 fits."
+    assert [kind for kind, _ in picture.bars[0]["segments"]] == ["param", "temp"]
+    picture.capacity = MIB
+    assert picture.finding == "Under 1.0 MiB: nothing fits."
+
+
+def test_sizes_below_a_tenth_of_a_mib_are_shown_in_kib():
+    assert [mib(61 * MIB), mib(MIB // 8), mib(2048)] == ["61.0 MiB", "0.1 MiB", "2 KiB"]
 
 
 def test_repr_and_still_picture_are_the_same_twice():

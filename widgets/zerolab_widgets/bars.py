@@ -50,8 +50,8 @@ def in_order(by_kind: dict[str, int]) -> dict[str, int]:
 
 
 def mib(size: int) -> str:
-    """Return a size as text, such as "61.8 MiB"."""
-    return f"{size / MIB:.1f} MiB"
+    """Return a size as text, such as "61.8 MiB", or "12 KiB" where that would say 0.0."""
+    return f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size / 1024:.0f} KiB"
 
 
 def block_kinds(events: Sequence[MemoryEvent]) -> dict[int, str]:
@@ -117,6 +117,19 @@ def frames_of_records(ranks: Sequence[Records], count: int = 48) -> list[dict[st
 
 def _frame_bar(replay: Replay) -> list[Any]:
     return [replay.phase, [replay.held[kind] for kind in KINDS]]
+
+
+def finding_under(bars: Sequence[Bar], ceiling: int) -> str:
+    """Return in one sentence which bars stay under a ceiling."""
+    fitting = [bar.label for bar in bars if bar.total <= ceiling]
+    others = [bar.label for bar in bars if bar.total > ceiling]
+    parts = [f"{', '.join(fitting)} fit" if len(fitting) > 1 else "".join(fitting) + " fits"]
+    if others:
+        verb = "do" if len(others) > 1 else "does"
+        parts.append(f"{', '.join(others)} {verb} not")
+    if not fitting:
+        parts = ["nothing fits"]
+    return f"Under {mib(ceiling)}: {'; '.join(parts)}."
 
 
 def finding(bars: Sequence[Bar], capacity: int | None) -> str:

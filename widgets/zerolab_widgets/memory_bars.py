@@ -9,6 +9,7 @@ records when it ended; a saved notebook shows `to_html`, a picture and a table w
 import base64
 import html
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import traitlets
 
 from zerolab.records import Records
 
+from . import bars as data
 from . import theme
-from .bars import Bar, bar_of_records, finding, frames_of_records, in_order, mib
+from .bars import Bar, bar_of_records, frames_of_records, in_order, mib
 
 STATIC = Path(__file__).parent / "static"
 
@@ -45,13 +47,19 @@ class MemoryBars(anywidget.AnyWidget):
     theme = traitlets.Dict(theme.as_state()).tag(sync=True)
 
     def __init__(self, capacity: int | None = None, slider: str = "time") -> None:
+        self._last: list[Bar] = []
         super().__init__(capacity=capacity or 0, slider=slider)
+
+    @traitlets.observe("capacity")
+    def _ceiling_moved(self, change: Any) -> None:
+        if self._last:
+            self._find()
 
     @classmethod
     def of_bars(cls, bars: Sequence[Bar], capacity: int) -> "MemoryBars":
         """Draw bars side by side under a ceiling that the reader moves."""
         picture = cls(capacity, slider="ceiling")
-        picture._draw(bars)
+        picture._draw([replace(bar, segments=in_order(bar.segments)) for bar in bars])
         return picture
 
     def show(
@@ -89,8 +97,14 @@ class MemoryBars(anywidget.AnyWidget):
 
     def _draw(self, bars: Sequence[Bar]) -> None:
         self._last = list(bars)
-        self.finding = finding(bars, self.capacity or None)
+        self._find()
         self.bars = [bar.as_state() for bar in bars]
+
+    def _find(self) -> None:
+        if self.slider == "ceiling":
+            self.finding = data.finding_under(self._last, self.capacity)
+        else:
+            self.finding = data.finding(self._last, self.capacity or None)
 
     def __repr__(self) -> str:
         return f"MemoryBars: {self.finding}"
@@ -104,7 +118,7 @@ class MemoryBars(anywidget.AnyWidget):
 
     def to_html(self) -> str:
         """Return the picture without script: an image and the numbers behind it as a table."""
-        bars = getattr(self, "_last", [])
+        bars = self._last
         if not bars:
             return f"<p>{self.finding}</p>"
         svg = base64.b64encode(to_svg(bars, self.capacity).encode()).decode()

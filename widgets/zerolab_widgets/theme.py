@@ -32,6 +32,8 @@ class Paper:
     track: str
     alarm: str
     alarm_ink: str
+    good: str
+    good_ink: str
     focus: str
 
 
@@ -81,6 +83,8 @@ LIGHT = Paper(
     track="#f0f0f0",
     alarm="#b00020",
     alarm_ink="#ffffff",
+    good="#0a6b37",
+    good_ink="#ffffff",
     focus="#0b57d0",
 )
 DARK = Paper(
@@ -91,6 +95,8 @@ DARK = Paper(
     track="#262626",
     alarm="#ff8a80",
     alarm_ink="#111111",
+    good="#7fd19b",
+    good_ink="#111111",
     focus="#8ab4f8",
 )
 

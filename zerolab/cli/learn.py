@@ -5,6 +5,7 @@ overwritten), say what was done, start JupyterLab at the notebook. JupyterLab li
 machine only, chooses a free port itself, and runs until Ctrl-C.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,13 @@ import typer
 
 if TYPE_CHECKING:
     from ..lab.workspace import Copied
+
+# Defaults that a learner may change in JupyterLab: no question about news at the first start,
+# and the notebook saved every 30 seconds.
+SETTINGS = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
+    "@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": 30},
+}
 
 
 def learn(
@@ -33,15 +41,25 @@ def learn(
     notebook = workspaces.notebook_of(course, chapter)
     copied = workspaces.fill(workspace, course)
     typer.echo(summary(copied, workspace), err=True)
-    environment = {**os.environ, "ZEROLAB_WORKSPACE": str(workspace.resolve())}
+    words = command(workspace.resolve(), notebook, browser=not no_browser)
     try:
-        return subprocess.run(
-            command(workspace.resolve(), notebook, browser=not no_browser),
-            env=environment,
-            check=False,
-        ).returncode
+        return subprocess.run(words, env=environment(workspace.resolve()), check=False).returncode
     except KeyboardInterrupt:
         return 0
+
+
+def environment(workspace: Path) -> dict[str, str]:
+    """Return the environment of JupyterLab and its kernels; writes the settings it points to."""
+    config = workspace / ".zerolab" / "jupyter"
+    (config / "labconfig").mkdir(parents=True, exist_ok=True)
+    settings = config / "labconfig" / "default_setting_overrides.json"
+    settings.write_text(json.dumps(SETTINGS, indent=1) + "\n", encoding="utf-8")
+    paths = [str(config), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
+    return {
+        **os.environ,
+        "ZEROLAB_WORKSPACE": str(workspace),
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(paths),
+    }
 
 
 def summary(copied: "Copied", workspace: Path) -> str:
@@ -62,8 +80,6 @@ def command(workspace: Path, notebook: str, *, browser: bool) -> list[str]:
         f"--ServerApp.root_dir={workspace}",
         "--ServerApp.ip=127.0.0.1",
         f"--LabApp.default_url=/lab/tree/{notebook}",
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     if not browser:
         words.append("--no-browser")

@@ -61,7 +61,7 @@ class Exercise:
     check: Check
     hints: tuple[str, ...]
     mutants: tuple[Mutant, ...]
-    seconds: float = 8.0
+    seconds: float = 15.0
 
     @property
     def name(self) -> str:

@@ -46,18 +46,17 @@ class Started:
 
 
 @contextmanager
-def redrawn(watch: Picture) -> Iterator[Callable[[Started], None]]:
-    """Redraw the picture ten times a second, from a thread of its own."""
-    gpus: dict[int, device.VirtualGPU] = {}
+def redrawn(watch: Picture, world_size: int) -> Iterator[Callable[[Started], None]]:
+    """Redraw the picture ten times a second, from a thread of its own; empty bars at first."""
+    gpus = [device.VirtualGPU(index=rank, timeline=False) for rank in range(world_size)]
     over = threading.Event()
 
     def redraw() -> None:
         while not over.wait(REDRAW_SECONDS):
-            seen = [gpus[rank] for rank in sorted(gpus)]
             watch.show(
-                [gpu.by_kind() for gpu in seen],
-                [gpu.phase for gpu in seen],
-                [gpu.peak_bytes for gpu in seen],
+                [gpu.by_kind() for gpu in gpus],
+                [gpu.phase for gpu in gpus],
+                [gpu.peak_bytes for gpu in gpus],
             )
 
     thread = threading.Thread(target=redraw, name="memory picture", daemon=True)

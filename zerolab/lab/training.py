@@ -159,7 +159,9 @@ class Training:
         limit = f" of {device.format_bytes(self.capacity)}" if self.capacity else ""
         heading = f"stage {self.job.stage} on {len(self.ranks)} GPUs{limit}"
         if self.error is not None:
-            message = f"{type(self.error).__name__}: {self.error}"
+            kind = type(self.error)
+            home = "torch." if kind is torch.OutOfMemoryError else ""
+            message = f"{home}{kind.__name__}: {self.error}"
             return cards.Card("--jp-error-color1", f"{heading}: stopped", message)
         losses = "  ".join(f"{loss:.4f}" for loss in self.losses)
         rows = (cards.Row("at most", f"{device.format_bytes(self.peak_bytes)} on one GPU"),)
@@ -219,7 +221,7 @@ def train(
     if watch is None:
         return _run(job, capacity, lambda news: None)
     watch.capacity = capacity or 0
-    with live.shown(watch), live.redrawn(watch) as started:
+    with live.shown(watch), live.redrawn(watch, world_size()) as started:
         training = _run(job, capacity, started)
         watch.finish(
             [rank.records for rank in training.ranks],

@@ -1,6 +1,7 @@
 // Chapter 0: draws memory bars. All numbers come from the model, all colours from model.theme.
 const MIB = 2 ** 20;
-const mib = (bytes) => `${(bytes / MIB).toFixed(1)} MiB`;
+const mib = (bytes) =>
+  bytes >= MIB / 10 ? `${(bytes / MIB).toFixed(1)} MiB` : `${(bytes / 1024).toFixed(0)} KiB`;
 
 // Hatchings as CSS backgrounds over the fill, in the ink of the kind.
 const HATCH = {

@@ -1,0 +1,137 @@
+"""The course as a learner gets it: workspace, `zerolab learn`, the first notebook's text."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerolab.cli import learn
+from zerolab.errors import UsageError
+from zerolab.lab import exercise, workspace
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOK = "00_start_here.ipynb"
+
+
+def cells(folder="course"):
+    return json.loads((ROOT / folder / NOTEBOOK).read_text())["cells"]
+
+
+def text_of(cell):
+    return "".join(cell["source"])
+
+
+@pytest.fixture
+def course(tmp_path):
+    folder = tmp_path / "course"
+    folder.mkdir()
+    (folder / NOTEBOOK).write_text("first edition")
+    return folder
+
+
+def test_a_new_workspace_gets_a_copy(course, tmp_path):
+    copied = workspace.fill(tmp_path / "mine", course)
+    assert copied.new == [NOTEBOOK] and not copied.kept
+    assert (tmp_path / "mine" / NOTEBOOK).read_text() == "first edition"
+
+
+def test_the_learners_file_is_never_overwritten(course, tmp_path):
+    workspace.fill(tmp_path / "mine", course)
+    (tmp_path / "mine" / NOTEBOOK).write_text("my answers")
+    assert workspace.fill(tmp_path / "mine", course).kept == []
+    (course / NOTEBOOK).write_text("second edition")
+    assert workspace.fill(tmp_path / "mine", course).kept == [NOTEBOOK]
+    assert (tmp_path / "mine" / NOTEBOOK).read_text() == "my answers"
+
+
+def test_a_file_that_was_there_before_is_kept(course, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / NOTEBOOK).write_text("from somewhere else")
+    assert workspace.fill(tmp_path / "mine", course).kept == [NOTEBOOK]
+    assert (tmp_path / "mine" / NOTEBOOK).read_text() == "from somewhere else"
+
+
+def test_an_untouched_copy_is_brought_up_to_date(course, tmp_path):
+    workspace.fill(tmp_path / "mine", course)
+    (course / NOTEBOOK).write_text("second edition")
+    assert workspace.fill(tmp_path / "mine", course).updated == [NOTEBOOK]
+    assert (tmp_path / "mine" / NOTEBOOK).read_text() == "second edition"
+
+
+def test_impossible_workspaces_are_refused(course, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        workspace.fill(tmp_path / "file", course)
+    with pytest.raises(UsageError, match="in the course itself"):
+        workspace.fill(course / "mine", course)
+
+
+def test_chapters_are_found_by_number():
+    course = workspace.course_folder()
+    assert workspace.notebook_of(course, "0") == workspace.notebook_of(course, "00") == NOTEBOOK
+    with pytest.raises(UsageError, match="chapter '99' does not exist; choose one of 00"):
+        workspace.notebook_of(course, "99")
+
+
+def test_learn_starts_jupyterlab_at_the_notebook(tmp_path, monkeypatch, capsys):
+    started = {}
+
+    def run(words, env, check):
+        started.update(words=words, env=env)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(learn.subprocess, "run", run)
+    assert learn.learn(no_browser=True, workspace=tmp_path / "mine", chapter="0") == 0
+    assert f"--LabApp.default_url=/lab/tree/{NOTEBOOK}" in started["words"]
+    assert "--no-browser" in started["words"] and "--ServerApp.ip=127.0.0.1" in started["words"]
+    assert started["env"]["ZEROLAB_WORKSPACE"] == str(tmp_path / "mine")
+    assert (tmp_path / "mine" / NOTEBOOK).exists()
+    assert f"new      {NOTEBOOK}" in capsys.readouterr().err
+
+
+def test_first_ten_minutes_are_under_250_words():
+    words = 0
+    for cell in cells():
+        if cell["id"] == "four-stages":
+            break
+        if cell["cell_type"] == "markdown":
+            prose = re.sub(r"\[!\[.*?\)\]\(.*?\)|[|#*`\-]", " ", text_of(cell))
+            words += len(prose.split())
+    assert 100 < words < 250
+
+
+def test_first_code_is_for_colab_alone_and_leaves_torch_there():
+    first = next(cell for cell in cells() if cell["cell_type"] == "code")
+    assert first["metadata"] == {"jupyter": {"source_hidden": True}, "tags": ["colab"]}
+    code = text_of(first)
+    assert 'if "google.colab" in sys.modules' in code
+    assert "torch" not in code.replace("Colab's own torch", "")
+    assert "install" in code and "--upgrade" not in code
+
+
+def test_colab_cell_does_nothing_elsewhere():
+    code = text_of(next(cell for cell in cells() if cell["cell_type"] == "code"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
+
+
+def test_every_exercise_of_the_chapter_is_checked_in_its_own_cell():
+    for found in exercise.in_chapter("00"):
+        for folder in ("course", "solutions"):
+            cell = next(c for c in cells(folder) if c["id"] == f"exercise-{found.name}")
+            assert text_of(cell).endswith(f'\nlab.check("{found.id}", {found.name})')
+
+
+def test_notebook_names_no_number_of_ranks_in_code():
+    for cell in cells("solutions"):
+        if cell["cell_type"] == "code":
+            assert not re.search(r"world_size\s*=\s*\d", text_of(cell))
+
+
+def test_course_readme_lists_every_notebook():
+    readme = (ROOT / "course/README.md").read_text()
+    for path in workspace.notebooks(ROOT / "course"):
+        assert path.stem in readme
