@@ -56,6 +56,7 @@ class CollectiveEvent:
     asynchronous: bool
     phase: str
     where: str  # "file:line" of the caller's source
+    label: str = ""  # what is sent, such as the name of a bucket
 
 
 @dataclass(frozen=True, slots=True)

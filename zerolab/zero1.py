@@ -34,12 +34,18 @@ class Zero1(ddp.DDP):
         outgoing = self.outgoing(bucket)
         bucket.incoming = outgoing[slice(*bucket.bounds)]
         if self.options.all_reduce:
-            bucket.work = comm.all_reduce(outgoing, self.options.reduce_op, async_op=True)
+            bucket.work = comm.all_reduce(
+                outgoing, self.options.reduce_op, async_op=True, label=bucket.name
+            )
         else:
             bucket.work = comm.reduce_scatter(
-                bucket.incoming, outgoing, self.options.reduce_op, async_op=True
+                bucket.incoming,
+                outgoing,
+                self.options.reduce_op,
+                async_op=True,
+                label=bucket.name,
             )
 
     def publish(self, bucket: Bucket) -> comm.Work | None:
         """Start gathering the updated slices of all ranks into the bucket."""
-        return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True)
+        return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True, label=bucket.name)

@@ -37,7 +37,7 @@ class Zero2(zero1.Zero1):
                 bucket.shard_numel, dtype=outgoing.dtype, device=bucket.device
             )
         bucket.work = comm.reduce_scatter(
-            bucket.incoming, outgoing, self.options.reduce_op, async_op=True
+            bucket.incoming, outgoing, self.options.reduce_op, async_op=True, label=bucket.name
         )
         return None
 

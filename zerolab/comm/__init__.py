@@ -8,11 +8,12 @@ calling rank and asks it. The code is the same in every world. Reading order bel
     deadlock               the table of a run that cannot go on
     baton lockstep         ranks as threads that take turns
     stores scratch         what process ranks share, and what each keeps for its collectives
-    process watch          ranks as processes: gloo and nccl; when waiting is in vain
+    process nccl watch     ranks as processes: gloo and nccl; when waiting is in vain
     current                which group the calling code belongs to
     torchrun               joining the ranks that a launcher started
     threads                a run of the lockstep world
-    travel worker pool     rank processes that stay warm between runs
+    travel worker          a rank process, and what travels to it and back
+    collect pool           one run of rank processes; the processes that stay warm between runs
     launch                 `run`
 """
 
@@ -106,7 +107,12 @@ def report(thing: Any) -> None:
 
 
 def all_reduce(
-    tensor: Tensor, op: str = "sum", *, async_op: bool = False, purpose: str = "data"
+    tensor: Tensor,
+    op: str = "sum",
+    *,
+    async_op: bool = False,
+    purpose: str = "data",
+    label: str = "",
 ) -> Work:
     """Replace `tensor` on every rank by the sum, average or maximum over all ranks.
 
@@ -115,8 +121,9 @@ def all_reduce(
         op: "sum", "avg" or "max".
         async_op: return at once; `tensor` is then unusable until `wait()`.
         purpose: "data", or "control" for what the traffic formulas leave out.
+        label: what is sent, such as the name of a bucket; must be the same on every rank.
     """
-    return current_group().all_reduce(tensor, op, async_op, purpose)
+    return current_group().all_reduce(tensor, op, async_op, purpose, label)
 
 
 def reduce_scatter(
@@ -126,6 +133,7 @@ def reduce_scatter(
     *,
     async_op: bool = False,
     purpose: str = "data",
+    label: str = "",
 ) -> Work:
     """Reduce `input` over all ranks, and leave slice r of the result on rank r.
 
@@ -135,12 +143,18 @@ def reduce_scatter(
         op: "sum", "avg" or "max".
         async_op: return at once; both tensors are then unusable until `wait()`.
         purpose: "data" or "control".
+        label: what is sent, such as the name of a bucket; must be the same on every rank.
     """
-    return current_group().reduce_scatter(output, input, op, async_op, purpose)
+    return current_group().reduce_scatter(output, input, op, async_op, purpose, label)
 
 
 def all_gather(
-    output: Tensor, input: Tensor, *, async_op: bool = False, purpose: str = "data"
+    output: Tensor,
+    input: Tensor,
+    *,
+    async_op: bool = False,
+    purpose: str = "data",
+    label: str = "",
 ) -> Work:
     """Lay the `input` of all ranks end to end in the `output` of every rank.
 
@@ -149,8 +163,9 @@ def all_gather(
         input: [shard_numel]; may be the own slice of `output`.
         async_op: return at once; `output` is then unusable until `wait()`.
         purpose: "data" or "control".
+        label: what is sent, such as the name of a bucket; must be the same on every rank.
     """
-    return current_group().all_gather(output, input, async_op, purpose)
+    return current_group().all_gather(output, input, async_op, purpose, label)
 
 
 def broadcast(

@@ -13,7 +13,7 @@ is here, in the order in which a call goes through it:
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,17 +45,17 @@ class Call:
     dtype: str = ""  # "float32", ...
     where: str = ""  # the user's "file:line"
     since: float = 0.0  # `time.perf_counter()` at the call
+    label: str = ""  # what is sent, where the caller says so
 
     def without_tensors(self) -> "Call":
         """Copy what is worth remembering when the tensors may go."""
-        facts = (self.reduction, self.peer, self.elements, self.dtype, self.where, self.since)
-        return Call(self.op, self.seq, None, None, *facts)
+        return replace(self, tensor=None, output=None)
 
     def signature(self) -> tuple:
         """What all ranks must agree on."""
         if self.op in ("send", "recv"):
             return ("message", self.elements, self.dtype)
-        return (self.op, self.reduction, self.peer, self.elements, self.dtype)
+        return (self.op, self.reduction, self.peer, self.elements, self.dtype, self.label)
 
     def key(self, rank: int) -> str:
         """Name what this call of `rank` must meet: "7" a collective, "0>1 #7" a message."""
@@ -65,7 +65,7 @@ class Call:
 
     def describe(self) -> str:
         """Say the call in words: "all_reduce #3 (sum, 10 float32)"."""
-        facts = [self.reduction] if self.reduction else []
+        facts = [word for word in (self.label, self.reduction) if word]
         if self.peer >= 0:
             facts.append({"send": "to", "recv": "from"}.get(self.op, "from") + f" rank {self.peer}")
         if self.op != "barrier":
@@ -103,27 +103,33 @@ class Group(ABC):
         """Return (src, dst, how many) for every pair with messages of this rank."""
         return [(src, dst, count) for (src, dst), count in dict(self._messages).items()]
 
-    def all_reduce(self, tensor: Tensor, op: str, async_op: bool, purpose: str) -> Work:
+    def all_reduce(
+        self, tensor: Tensor, op: str, async_op: bool, purpose: str, label: str = ""
+    ) -> Work:
         """Replace `tensor` by the reduction over all ranks."""
         _check_reduction(op, tensor)
         return self._collective(
-            "all_reduce", tensor, tensor, tensor, async_op, purpose, reduction=op
+            "all_reduce", tensor, tensor, tensor, async_op, purpose, reduction=op, label=label
         )
 
     def reduce_scatter(
-        self, output: Tensor, tensor: Tensor, op: str, async_op: bool, purpose: str
+        self, output: Tensor, tensor: Tensor, op: str, async_op: bool, purpose: str, label: str = ""
     ) -> Work:
         """Reduce `tensor` over all ranks and keep this rank's slice of the result."""
         _check_reduction(op, tensor)
         _check_slices("reduce_scatter", "input", tensor, "output", output, self.world_size)
         return self._collective(
-            "reduce_scatter", tensor, tensor, output, async_op, purpose, reduction=op
+            "reduce_scatter", tensor, tensor, output, async_op, purpose, reduction=op, label=label
         )
 
-    def all_gather(self, output: Tensor, tensor: Tensor, async_op: bool, purpose: str) -> Work:
+    def all_gather(
+        self, output: Tensor, tensor: Tensor, async_op: bool, purpose: str, label: str = ""
+    ) -> Work:
         """Lay the `tensor` of every rank end to end in `output`."""
         _check_slices("all_gather", "output", output, "input", tensor, self.world_size)
-        return self._collective("all_gather", output, tensor, output, async_op, purpose)
+        return self._collective(
+            "all_gather", output, tensor, output, async_op, purpose, label=label
+        )
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool, purpose: str) -> Work:
         """Copy the tensor of rank `src` to all ranks."""
@@ -154,10 +160,11 @@ class Group(ABC):
         *,
         reduction: str = "",
         peer: int = -1,
+        label: str = "",
     ) -> Work:
         """Number, record and launch a call in which all ranks take part."""
         seq, self._seq = self._seq, self._seq + 1
-        call = Call(op, seq, tensor, output, reduction, peer)
+        call = Call(op, seq, tensor, output, reduction, peer, label=label)
         return self._issue(call, full, async_op, purpose)
 
     def _message(
@@ -212,6 +219,7 @@ class Group(ABC):
                 asynchronous=asynchronous,
                 phase="idle" if gpu is None else gpu.phase,
                 where=source.short(call.where),
+                label=call.label,
             )
         )
 
