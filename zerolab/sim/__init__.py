@@ -1,4 +1,4 @@
 """Chapter 1: predictions. What a run will hold and move, said before it runs.
 
-estimate  bytes of model states and elements moved, in closed form
+estimate  bytes of states, activations and temporaries, elements moved, all in closed form
 """

@@ -1,151 +1,171 @@
 """Chapter 1: where the memory goes, in closed form: multiply and add, run nothing.
 
-Owns the numbers of a `Layout`: what is left of a model when only lengths count. Two formulas
-stand on it, and the tests hold the engine to both exactly:
+Owns no data: this is the door to all formulas, so that `estimate.x` finds each of them, and the
+two that put several together. Every one is held to the virtual GPU's ledger by a test, or to a
+number that somebody published.
 
-    state_bytes     what one rank holds when its gradients are ready, before the step
-    elements_moved  what the collectives of one step carry
+    layouts                units, buckets and padding, from lengths alone
+    states                 parameters, gradients, master weights, optimizer states
+    traffic                what the collectives of a step carry
+    temporaries            buckets on their way, gathered units, scratch of the step
+    activations            what forward leaves for backward
+    hosts                  host memory and the bus, with offload
+    deepspeed_estimators   DeepSpeed's own two, number for number
 
-In both, P counts elements with the padding and E without: padding lies in buffers and is
-sent, but the optimizer never touches it.
+Sizes are bytes; GB is 1e9 of them, GiB 2**30.
 """
 
-from dataclasses import dataclass
-from itertools import accumulate
+from ..records import KINDS
+from .activations import (
+    activation_bytes,
+    attention_map_bytes,
+    block_activation_bytes,
+    paper_activation_bytes,
+    stem_activation_bytes,
+)
+from .deepspeed_estimators import (
+    estimate_zero2_model_states_mem_needs,
+    estimate_zero3_model_states_mem_needs,
+    model_to_params,
+)
+from .hosts import bus_bytes, host_bytes, offload_states
+from .layouts import BucketLayout, Layout, cut, layout, layout_of
+from .states import (
+    MASTER_BYTES,
+    OPTIMIZERS,
+    PARAM_BYTES,
+    STAGES,
+    STATE_KINDS,
+    bytes_per_param,
+    gpus_needed,
+    model_state_bytes,
+    model_states,
+    saving_factor,
+    sharded_kinds,
+    smallest_stage,
+    state_bytes,
+)
+from .temporaries import (
+    bucket_peak_bytes,
+    bucket_peak_numel,
+    gathered_peak_bytes,
+    gathered_peak_numel,
+    gpt_arrivals,
+    step_scratch_bytes,
+)
+from .traffic import elements_moved, elements_moved_by, ring_factor, sent_bytes
 
-from torch import nn
+__all__ = [
+    "GB",
+    "GIB",
+    "MASTER_BYTES",
+    "OPTIMIZERS",
+    "PARAM_BYTES",
+    "STAGES",
+    "STATE_KINDS",
+    "BucketLayout",
+    "Layout",
+    "activation_bytes",
+    "article_estimate",
+    "attention_map_bytes",
+    "block_activation_bytes",
+    "bucket_peak_bytes",
+    "bucket_peak_numel",
+    "bus_bytes",
+    "bytes_per_param",
+    "cut",
+    "elements_moved",
+    "elements_moved_by",
+    "estimate_zero2_model_states_mem_needs",
+    "estimate_zero3_model_states_mem_needs",
+    "gathered_peak_bytes",
+    "gathered_peak_numel",
+    "gpt_arrivals",
+    "gpus_needed",
+    "host_bytes",
+    "layout",
+    "layout_of",
+    "memory_breakdown",
+    "model_state_bytes",
+    "model_states",
+    "model_to_params",
+    "offload_states",
+    "paper_activation_bytes",
+    "ring_factor",
+    "saving_factor",
+    "sent_bytes",
+    "sharded_kinds",
+    "smallest_stage",
+    "state_bytes",
+    "stem_activation_bytes",
+    "step_scratch_bytes",
+]
 
-from .. import bucket, flat
-from ..errors import UsageError
-
-MASTER_BYTES = 4  # an fp32 copy
-MOMENT_BYTES = 8  # AdamW's two moments, fp32
-STEP_BYTES = 4  # AdamW's count of steps, one fp32 scalar for every segment
-PARAM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+GB = 10**9
+GIB = 2**30
+BUCKET_NUMEL = 2**20  # our default of `reduce_bucket_size`, elements
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Lengths of a model cut into buckets and shards, as one rank sees it.
+def memory_breakdown(
+    num_params: int,
+    world_size: int,
+    stage: int,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    *,
+    bucket_numel: int = BUCKET_NUMEL,
+    gathered_numel: int = 0,
+    activation: int = 0,
+) -> dict[str, int]:
+    """Return the bytes of one rank by kind, every kind of `records.KINDS`, for a picture.
 
-    Attributes:
-        world_size: into how many shards every bucket is cut.
-        padded_numel: P, elements of all buckets with padding.
-        numel: E, elements of all parameters.
-        own_numel: elements of parameters that lie in this rank's shards.
-        num_params: parameters; each has one segment in an owned shard, of no elements if need be.
-        num_pieces: pieces when every parameter is cut at every border between shards.
-    """
-
-    world_size: int
-    padded_numel: int
-    numel: int
-    own_numel: int
-    num_params: int
-    num_pieces: int
-
-
-def layout(model: nn.Module, bucket_numel: int, world_size: int, rank: int = 0) -> Layout:
-    """Count what the engine will cut `model` into; the meta device is enough.
+    Model states are the paper's; stages 2 and 3 add two buckets on their way, as long as they
+    are not larger than the model. The kinds do not all peak at the same moment, so the sum is
+    an upper bound of what the formulas cover, not a peak.
 
     Args:
-        model: all its parameters are trained.
-        bucket_numel: most elements a bucket may hold (`reduce_bucket_size`).
-        world_size: number of ranks.
-        rank: whose shards to count.
-    """
-    units = bucket.assign_params(model, bucket.find_blocks(model))
-    lengths = [[param.numel() for _, param in params] for _, _, params in units]
-    buckets = [
-        [numels[position] for position in positions]
-        for numels in lengths
-        for positions in flat.plan_buckets(numels, bucket_numel)
-    ]
-    return Layout(
-        world_size=world_size,
-        padded_numel=sum(_shard_numel(sum(numels), world_size) for numels in buckets) * world_size,
-        numel=sum(sum(numels) for numels in buckets),
-        own_numel=sum(_own_numel(sum(numels), world_size, rank) for numels in buckets),
-        num_params=sum(len(numels) for numels in buckets),
-        num_pieces=sum(_num_pieces(numels, world_size) for numels in buckets),
-    )
-
-
-def state_bytes(stage: int, dtype: str, sizes: Layout) -> dict[str, int]:
-    """Return the bytes of model states that one rank holds when its gradients are ready.
-
-    With N ranks, 16-bit parameters, fp32 master weights and AdamW:
-
-        stage   param   grad    master   optimizer
-        0       2 P     2 P     4 P      8 E       + 4 a piece
-        1       2 P     2 P     4 P/N    8 E own   + 4 a parameter
-        2       2 P     2 P/N   4 P/N    8 E own   + 4 a parameter
-        3       2 P/N   2 P/N   4 P/N    8 E own   + 4 a parameter
-
-    Stage 1 reduces in place: its slice of the mean is a view into the full gradients, so these
-    stay. In fp32 parameters and gradients take 4 bytes and there is no master.
-
-    Args:
+        num_params: Psi, a count.
+        world_size: N.
         stage: 0 to 3.
-        dtype: "bf16", "fp16" or "fp32".
-        sizes: the model's lengths.
+        precision: "bf16", "fp16" or "fp32".
+        optimizer: a name in `OPTIMIZERS`.
+        bucket_numel: elements of a bucket (`reduce_bucket_size`).
+        gathered_numel: elements that stage 3 has whole at a time, see `gathered_peak_numel`.
+        activation: bytes of activations, see `activation_bytes`.
     """
-    _check(stage, dtype)
-    width = PARAM_BYTES[dtype]
-    full, shard = sizes.padded_numel, sizes.padded_numel // sizes.world_size
-    stepped = sizes.numel if stage == 0 else sizes.own_numel
-    num_segments = sizes.num_pieces if stage == 0 else sizes.num_params
-    return {
-        "param": width * (shard if stage >= 3 else full),
-        "grad": width * (shard if stage >= 2 else full),
-        "master": 0 if dtype == "fp32" else MASTER_BYTES * (shard if stage >= 1 else full),
-        "optimizer": MOMENT_BYTES * stepped + STEP_BYTES * num_segments,
+    states = model_states(num_params, world_size, stage, precision, optimizer)
+    width = PARAM_BYTES[precision]
+    others = {
+        "gathered": width * gathered_numel if stage == 3 else 0,
+        "bucket": width * min(2 * bucket_numel, num_params) if stage >= 2 else 0,
+        "activation": activation,
     }
+    return {kind: (states | others).get(kind, 0) for kind in KINDS}
 
 
-def elements_moved(stage: int, padded_numel: int, accum_steps: int = 1) -> int:
-    """Return the elements that one step's collectives carry, an all-reduce counted twice.
+def article_estimate(psi_billions: float, num_gpus: int, stage: int) -> float:
+    """Return the "GB per GPU" of a popular article's estimator, as it stands there.
 
-    A gather or a reduce-scatter of all parameters is 1 P; an all-reduce is both, so 2 P.
-    Stages 0 and 1 reduce once a step, stages 2 and 3 after every micro-batch; stage 3 gathers
-    twice a micro-batch, for forward and for backward, in place of once a step.
+    Its arithmetic is the paper's, and for model states of mixed AdamW right. Find what is wrong:
 
-        stage 0: 2 P     stage 1: 2 P     stage 2: (G + 1) P     stage 3: 3 G P
+    * it names the count of parameters `psi_bytes`: 7.5e9 of them are 15e9 bytes in bf16;
+    * "the memory of a GPU" is model states alone: no activations, no bucket on its way, no unit
+      gathered at stage 3 (with one rank stage 3 is said to cost what stage 0 does; it costs more);
+    * 2, 2 and 12 are fixed: with SGD or Lion the 12 is less, in fp32 the 16 is 4 + 4 + 8;
+    * no padding: N need not divide Psi;
+    * its configuration has `train_batch_size` 16 and `gradient_accumulation_steps` 4, which no
+      eight GPUs can run, and eight is its default: 16 / (4 * 8) is no whole sample;
+    * "GB" is 1e9 bytes, while cards and DeepSpeed's own estimator mean 2**30.
+
+    `model_states`, `memory_breakdown` and `zerolab estimate` put these right.
 
     Args:
-        stage: 0 to 3.
-        padded_numel: P.
-        accum_steps: G, micro-batches a step.
+        psi_billions: parameters, in billions.
+        num_gpus: N.
+        stage: 0 to 3; any other number is taken without complaint.
     """
-    _check(stage, "bf16")
-    times = {0: 2, 1: 2, 2: accum_steps + 1, 3: 3 * accum_steps}
-    return times[stage] * padded_numel
-
-
-def _check(stage: int, dtype: str) -> None:
-    """Refuse what has no formula."""
-    if stage not in (0, 1, 2, 3):
-        raise UsageError(f"stage {stage} is unknown; give 0, 1, 2 or 3")
-    if dtype not in PARAM_BYTES:
-        raise UsageError(f"dtype {dtype!r} is unknown; give {', '.join(PARAM_BYTES)}")
-
-
-def _shard_numel(numel: int, world_size: int) -> int:
-    """One rank's share of a bucket, padding included."""
-    return -(-numel // world_size)
-
-
-def _own_numel(numel: int, world_size: int, rank: int) -> int:
-    """How much of a rank's share is no padding."""
-    share = _shard_numel(numel, world_size)
-    return max(0, min(share, numel - rank * share))
-
-
-def _num_pieces(numels: list[int], world_size: int) -> int:
-    """Count the pieces of a bucket cut at the ends of parameters and at those of shards."""
-    if world_size == 1:
-        return len(numels)
-    share = _shard_numel(sum(numels), world_size)
-    ends = set(accumulate(numels))
-    borders = {share * rank for rank in range(1, world_size)}
-    return len(ends | {border for border in borders if border < sum(numels)})
+    psi_bytes = psi_billions * 1e9
+    opt = 12 * psi_bytes / num_gpus if stage >= 1 else 12 * psi_bytes
+    grad = 2 * psi_bytes / num_gpus if stage >= 2 else 2 * psi_bytes
+    params = 2 * psi_bytes / num_gpus if stage >= 3 else 2 * psi_bytes
+    return (params + grad + opt) / 1e9
