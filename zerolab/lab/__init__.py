@@ -7,7 +7,8 @@ Reading order:
     child sandbox          ... in another process, which may hang or die
     cards checking         what the learner sees: check, hint, solution
     live training table    a run whose memory can be watched; runs side by side
-    quiz progress          questions; the learner's own log
+    quiz_*                 questions: bank, expression, units, grade, page, session, self_test
+    progress               the learner's own log, and what it adds up to (progress_summary)
     workspace              where the learner's copy of the course lies
     chapters               the exercises of each chapter
 
@@ -16,7 +17,8 @@ The names below are all that a notebook uses.
 
 from .checking import begin, check, hint, solution
 from .plug import plugged, reset, running
-from .quiz import self_test
+from .quiz_self_test import self_test
+from .quiz_session import quiz
 from .table import compare
 from .training import Training, train, world_size
 
@@ -27,6 +29,7 @@ __all__ = [
     "compare",
     "hint",
     "plugged",
+    "quiz",
     "reset",
     "running",
     "self_test",
