@@ -141,20 +141,20 @@ def test_out_of_memory_before_the_first_step_is_reported_too(capsys):
 
 
 def test_people_get_tables_and_a_sample(capsys):
-    code, out, _err = run(capsys, "--stage", "1", "--sample", "20")
+    code, out, _err = run(capsys, "--stage", "1", "--sample", "8")
     assert code == 0
     for word in ("rank", "peak", "reduce_scatter", "tokens/s", "stage 1, 4 ranks, bf16"):
         assert word in out
     sample = out[out.index("together") + len("together") :]
-    assert len(sample.strip("\n")) >= 5
+    assert sample.strip("\n")
 
 
-def test_every_stage_writes_the_same_sample(capsys):
+def test_a_sharded_model_writes_what_a_whole_one_writes(capsys):
     samples = []
-    for stage in range(4):
-        _code, out, _err = run(capsys, "--stage", str(stage), "--sample", "30")
+    for stage in ("0", "3"):
+        _code, out, _err = run(capsys, "--stage", stage, "--sample", "8")
         samples.append(out[out.index("together") :])
-    assert all(sample == samples[0] for sample in samples)
+    assert samples[0] == samples[1]
 
 
 def test_gloo_processes_lose_the_same_as_lockstep(capsys):
