@@ -18,6 +18,13 @@ from .errors import UsageError
 log = logging.getLogger("zerolab")
 
 BACKENDS = (None, "gloo", "nccl")
+INITIALIZE = {  # DeepSpeed's other arguments of `initialize`, and why they are refused if they are
+    "config_params": "",
+    "dist_init_required": "",
+    "distributed_port": "",
+    "mpu": "there is no model parallelism here",
+    "mesh_param": "there is no sequence or tensor parallelism here",
+}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -43,13 +50,35 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
-def config_of(args: Any) -> Any:
-    """Return the configuration that a script's parsed arguments name, None if they name none."""
-    new = getattr(args, "deepspeed_config", None)
-    old = getattr(args, "deepscale_config", None)
+def config_of(args: Any, config: Any, more: dict[str, Any]) -> Any:
+    """Return the configuration that a call of `initialize` means.
+
+    Args:
+        args: the script's parsed arguments, or None.
+        config: the argument of that name, which goes before what `args` names.
+        more: further arguments of `initialize`, by DeepSpeed's names.
+
+    Raises:
+        UsageError: no configuration is named, or an argument is unknown or cannot work.
+    """
+    for name, value in more.items():
+        if name not in INITIALIZE:
+            raise UsageError(f"initialize has no argument {name!r}; see help(zerolab.initialize)")
+        if value is not None and INITIALIZE[name]:
+            raise UsageError(f"initialize({name}=...): {INITIALIZE[name]}; leave it out")
+    named = [config, more.get("config_params"), *_named_by(args)]
+    found = next((source for source in named if source is not None), None)
+    if found is None:
+        raise UsageError("initialize needs config=, a dict or the path of a ds_config.json")
+    return found
+
+
+def _named_by(args: Any) -> list[Any]:
+    """Return what a script's arguments say, the new name first."""
+    new, old = (getattr(args, f"{name}_config", None) for name in ("deepspeed", "deepscale"))
     if old is not None and new is None:
         log.warning("--deepscale_config is the old name of --deepspeed_config")
-    return old if new is None else new
+    return [new, old]
 
 
 def init_distributed(

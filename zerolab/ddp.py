@@ -95,6 +95,7 @@ class DDP:
         self.flushed = True  # no gradient has arrived since the last flush
         self.flushes = 0  # since the last micro-step ended
         self.boundary = True  # this micro-step ends with an optimizer step
+        self.no_sync = False  # the user wants gradients to stay local for now
         self.handles: list = []
         for bucket in self.buckets:
             self.place(bucket)
@@ -181,7 +182,7 @@ class DDP:
     @property
     def reducing(self) -> bool:
         """Whether gradients are reduced in this micro-step."""
-        return self.boundary or self.options.every_micro_step
+        return (self.boundary or self.options.every_micro_step) and not self.no_sync
 
     # -- the moments ------------------------------------------------------------------------
 
@@ -259,7 +260,9 @@ class DDP:
     def reduce(self, bucket: Bucket) -> None:
         """Start averaging a bucket over the ranks, in place."""
         bucket.incoming = self.outgoing(bucket)
-        bucket.work = comm.all_reduce(bucket.incoming, self.options.reduce_op, async_op=True)
+        bucket.work = comm.all_reduce(
+            bucket.incoming, self.options.reduce_op, async_op=True, label=bucket.name
+        )
 
     def receive(self, bucket: Bucket) -> None:
         """Wait for a bucket's mean and add it to what earlier micro-steps left."""

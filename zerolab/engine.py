@@ -15,20 +15,23 @@ each micro-step forward and backward, and at the accumulation boundary the step.
 Source: the names and the four values are those of DeepSpeed's `initialize`.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
-from . import bucket as buckets_
 from . import (
+    arguments,
     buffers,
+    building,
     comm,
     ddp,
     device,
+    gathering,
     homes,
     optim,
     precision,
@@ -37,8 +40,10 @@ from . import (
     zero2,
     zero3,
 )
+from . import bucket as buckets_
 from . import config as config_
 from . import units as units_
+from .config import resizing
 from .errors import UsageError
 from .records import Records
 
@@ -83,6 +88,8 @@ class Engine(nn.Module):
         self.global_steps = 0
         self.skipped_steps = 0
         self.last_norm: torch.Tensor | None = None
+        self._window_start = 0  # micro-steps before the present accumulation began
+        self._step_applied = False
         self._state_bytes: dict[str, int] = {}
         self._ranks = comm.get_world_size()
         with device.in_phase("init"):
@@ -114,7 +121,7 @@ class Engine(nn.Module):
         self.groups = optim.BucketGroups(self.optimizer, group_of)
         self.groups.adopt(self.sharding.trainable)
         self.sharding.boundary = self.is_gradient_accumulation_boundary()
-        self.scaler = _build_scaler(cfg)
+        self.scaler = building.scaler(cfg)
         self.check_overflow = cfg.param_dtype != torch.bfloat16 or cfg.bf16.check_grad_overflow
         homes.register(self)
 
@@ -171,7 +178,10 @@ class Engine(nn.Module):
 
     def step(self) -> None:
         """End a micro-step; at the accumulation boundary, update the parameters."""
+        if self.sharding.no_sync:
+            raise UsageError("engine.step() was called inside no_sync(): leave the block first")
         self.sharding.end_micro_step()
+        self._step_applied = False
         if self.is_gradient_accumulation_boundary():
             device.set_phase("step")
             self.mark("grads_ready")
@@ -193,6 +203,7 @@ class Engine(nn.Module):
             self.last_norm = None
         else:
             self.sharding.step(self.groups, agreed.unused, self._factor(agreed))
+            self._step_applied = True
             if self.lr_scheduler is not None:
                 self.lr_scheduler.step()
         self.buffers_.send(agreed.changed)
@@ -226,7 +237,49 @@ class Engine(nn.Module):
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-step ends with an update."""
-        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+        done = self.micro_steps - self._window_start + 1
+        return done % self.gradient_accumulation_steps() == 0
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Change the samples a step by changing the accumulation steps, between two steps."""
+        self._resize(resizing.with_train_batch_size(self.config, train_batch_size))
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Change the samples a micro-step; the total follows."""
+        self._resize(resizing.with_micro_batch_size(self.config, micro_batch_size))
+
+    def _resize(self, cfg: config_.Config) -> None:
+        done = (self.micro_steps - self._window_start) % self.gradient_accumulation_steps()
+        if done:
+            raise UsageError(
+                f"{done} of {self.gradient_accumulation_steps()} micro-steps are done: change the "
+                "batch size after the step that ends them"
+            )
+        self.config, self._window_start = cfg, self.micro_steps
+        self.sharding.boundary = self.is_gradient_accumulation_boundary()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients pile up on this rank inside the block: nothing is reduced.
+
+        Stages 0 and 1 only. The first backward after the block reduces the sum of all.
+        """
+        if self.stage > 1:
+            raise UsageError(
+                f"no_sync() cannot work at stage {self.stage}: gradients are sharded, so none of "
+                "them may stay behind; use stage 0 or 1, or gradient_accumulation_steps"
+            )
+        if self.sharding.no_sync:
+            raise UsageError("no_sync() was entered inside no_sync(): one block is enough")
+        self.sharding.no_sync = True
+        try:
+            yield
+        finally:
+            self.sharding.no_sync = False
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step()` updated the parameters: a boundary, and no overflow."""
+        return self._step_applied
 
     def get_global_grad_norm(self) -> float | None:
         """Return the norm of the last step's gradients before clipping; None if not computed."""
@@ -237,6 +290,57 @@ class Engine(nn.Module):
     def get_lr(self) -> list[float]:
         """Return the learning rate of every parameter group."""
         return [group["lr"] for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of every parameter group."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    @property
+    def cur_scale(self) -> float:
+        """The loss scale in use; 1 without fp16."""
+        return self.scaler.scale
+
+    def loss_scale(self) -> float:
+        """Return the loss scale in use; 1 without fp16."""
+        return self.scaler.scale
+
+    def zero_optimization_stage(self) -> int:
+        """Return the stage, 0 to 3."""
+        return self.stage
+
+    @property
+    def global_rank(self) -> int:
+        """This rank."""
+        return comm.get_rank()
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its machine."""
+        return comm.get_local_rank()
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return comm.get_world_size()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.sharding.buckets[0].device if self.sharding.buckets else torch.device("cpu")
+
+    def module_state_dict(self) -> dict[str, Any]:
+        """Return the model's state dict with whole parameters, on every rank; all call it."""
+        return gathering.whole_state_dict(self.module)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look in the model for what the engine does not have, as in DeepSpeed."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing, as in DeepSpeed: gradients are freed when they have been used."""
@@ -278,22 +382,6 @@ class Engine(nn.Module):
         return {kind: _storage_bytes(found) for kind, found in tensors.items()}
 
 
-def _build_scaler(cfg: config_.Config) -> precision.LossScaler:
-    """Return the loss scale of the configuration: 1 for ever unless fp16 is on."""
-    fp16 = cfg.fp16
-    if not fp16.enabled:
-        return precision.LossScaler()
-    dynamic = fp16.loss_scale == 0
-    return precision.LossScaler(
-        scale=2.0**fp16.initial_scale_power if dynamic else fp16.loss_scale,
-        dynamic=dynamic,
-        window=fp16.loss_scale_window,
-        min_scale=fp16.min_loss_scale,
-        hysteresis=fp16.hysteresis,
-        consecutive_hysteresis=fp16.consecutive_hysteresis,
-    )
-
-
 def _storage_bytes(tensors: list[torch.Tensor]) -> int:
     """Return the bytes of the distinct storages behind tensors."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
@@ -330,6 +418,7 @@ def initialize(
     lr_scheduler: Any = None,
     config: Any = None,
     collate_fn: Callable | None = None,
+    **more: Any,
 ) -> tuple[Engine, torch.optim.Optimizer, DataLoader | None, Any]:
     """Make a model train on all ranks of the run. Every rank calls it with an equal model.
 
@@ -344,6 +433,7 @@ def initialize(
         lr_scheduler: a torch scheduler of `optimizer`, or a function that makes one from it.
         config: a dict or the path of a JSON file in DeepSpeed's format.
         collate_fn: how the loader makes a batch.
+        more: DeepSpeed's other arguments; `config_params` is an old name of `config`.
 
     Returns:
         engine, optimizer, data loader (or None), learning-rate scheduler (or None).
@@ -354,57 +444,12 @@ def initialize(
     if not isinstance(model, nn.Module):
         raise UsageError(f"initialize needs model=, an nn.Module, got {type(model).__name__}")
     comm.init_process_group()
-    cfg = config_.load(_config_source(args, config), comm.get_world_size())
+    cfg = config_.load(arguments.config_of(args, config, more), comm.get_world_size())
     for warning in cfg.warnings:
         if comm.get_rank() == 0:
             log.warning(warning)
-    built = _build_optimizer(model, optimizer, model_parameters, cfg)
-    scheduler = _build_scheduler(built, lr_scheduler, cfg)
+    built = building.optimizer(model, optimizer, model_parameters, cfg)
+    scheduler = building.scheduler(built, lr_scheduler, cfg)
     engine = Engine(model, cfg, built, scheduler)
-    loader = _build_loader(training_data, collate_fn, cfg)
+    loader = building.loader(training_data, collate_fn, cfg)
     return engine, built, loader, scheduler
-
-
-def _config_source(args: Any, config: Any) -> Any:
-    """Return the configuration given, or the one that the script's arguments name."""
-    source = config if config is not None else getattr(args, "deepspeed_config", None)
-    if source is None:
-        raise UsageError("initialize needs config=, a dict or the path of a ds_config.json")
-    return source
-
-
-def _build_optimizer(
-    model: nn.Module, given: Any, model_parameters: Any, cfg: config_.Config
-) -> torch.optim.Optimizer:
-    """Return the user's optimizer or the configuration's, over whole parameters for now."""
-    if isinstance(given, torch.optim.Optimizer):
-        optim.refuse_layout_dependent(type(given))
-        return given
-    if model_parameters is None:
-        model_parameters = [param for param in model.parameters() if param.requires_grad]
-    if callable(given):
-        return _build_optimizer(model, given(model_parameters), None, cfg)
-    return config_.build_optimizer(cfg, list(model_parameters))
-
-
-def _build_scheduler(optimizer: torch.optim.Optimizer, given: Any, cfg: config_.Config) -> Any:
-    """Return the user's scheduler, made if it is a function, or the configuration's."""
-    if given is None:
-        return config_.build_scheduler(cfg, optimizer)
-    return given(optimizer) if callable(given) and not hasattr(given, "step") else given
-
-
-def _build_loader(
-    data: Dataset | None, collate_fn: Callable | None, cfg: config_.Config
-) -> DataLoader | None:
-    """Return a loader over this rank's part of a dataset."""
-    if data is None:
-        return None
-    sampler = DistributedSampler(data, comm.get_world_size(), comm.get_rank())
-    return DataLoader(
-        data,
-        batch_size=cfg.micro_batch_size,
-        sampler=sampler,
-        collate_fn=collate_fn,
-        drop_last=cfg.dataloader_drop_last,
-    )

@@ -25,7 +25,7 @@ Source: ZeRO, section 5.3; DeepSpeed `stage: 3`; FSDP2's states and moments.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from . import comm, ddp, device, sharded_param, zero2
-from .bucket import Bucket, Unit
+from .bucket import Bucket, Slot, Unit
 
 
 class ShardState(Enum):
@@ -56,6 +56,7 @@ class Turn:
     entries: list[tuple[nn.Parameter, torch.Tensor]]  # a parameter and its slice of the bucket
     state: ShardState = ShardState.SHARDED
     works: list[comm.Work] = field(default_factory=list)
+    holds: int = 0  # `with` blocks that need it whole
     inputs_pending: int = 0  # forward calls whose inputs still wait for their gradients
     missing: set[int] = field(default_factory=set)  # ids of parameters without their gradient yet
 
@@ -65,7 +66,12 @@ def unshard_bucket(bucket: Bucket) -> comm.Work:
     nbytes = bucket.padded_numel * bucket.flat_param.element_size()
     with device.tag("gathered"):
         bucket.flat_param.untyped_storage().resize_(nbytes)
-    return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True)
+    return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True, label=bucket.name)
+
+
+def unit_numel(unit: Unit) -> int:
+    """Return how many elements of a unit appear when it is unsharded."""
+    return sum(bucket.padded_numel for bucket in unit.buckets if not bucket.persistent)
 
 
 def reshard_bucket(bucket: Bucket) -> None:
@@ -84,6 +90,8 @@ class Zero3(zero2.Zero2):
         self.follower: dict[tuple[Unit, bool], Unit] = {}  # (unit, in backward?) -> next
         self.previous: tuple[Unit, bool] | None = None
         self.forwards = 0  # forwards of the whole model that are running
+        self.forward_order: list[Unit] = []  # of the last whole forward
+        self.taken: list[Unit] = []  # of the running one
         super().__init__(root, units, options)
         self.turns = {unit: Turn(entries=_entries(unit)) for unit in units}
 
@@ -92,6 +100,8 @@ class Zero3(zero2.Zero2):
     def place(self, bucket: Bucket) -> None:
         """Lay a bucket out, keep a copy of the own slice, and let go of the rest."""
         super().place(bucket)
+        if bucket.persistent:
+            return
         device.set_kind(bucket.flat_param, "gathered")
         device.name_storage(bucket.flat_param, bucket.name.rpartition("/")[0])
         for slot in bucket.slots:
@@ -100,6 +110,8 @@ class Zero3(zero2.Zero2):
 
     def place_shard(self, bucket: Bucket) -> torch.Tensor:
         """Copy the own slice out of the bucket, whose memory will go."""
+        if bucket.persistent:
+            return super().place_shard(bucket)
         with device.tag("param"):
             return bucket.flat_param[slice(*bucket.bounds)].clone()
 
@@ -114,7 +126,7 @@ class Zero3(zero2.Zero2):
         """Start gathering a sharded unit."""
         turn = self.turns[unit]
         if turn.state is ShardState.SHARDED:
-            turn.works = [unshard_bucket(bucket) for bucket in unit.buckets]
+            turn.works = [unshard_bucket(b) for b in unit.buckets if not b.persistent]
             turn.state = ShardState.IN_FLIGHT
 
     @torch.no_grad()
@@ -128,21 +140,38 @@ class Zero3(zero2.Zero2):
             turn.works = []
             for param, view in turn.entries:
                 param.data = view
-            turn.missing = {id(param) for param, _ in turn.entries if param.requires_grad}
+            turn.missing = {id(slot.param) for slot in _slots(unit) if slot.param.requires_grad}
             turn.state = ShardState.UNSHARDED
 
     @torch.no_grad()
     def reshard(self, unit: Unit) -> None:
         """Free a unit's full parameters; using one now gives NaN, never an old value."""
         turn = self.turns[unit]
+        if turn.holds:
+            return
         for work in turn.works:
             work.wait()
         turn.works = []
         for param, _ in turn.entries:
             param.data = sharded_param.placeholder(param)
         for bucket in unit.buckets:
-            reshard_bucket(bucket)
+            if not bucket.persistent:
+                reshard_bucket(bucket)
         turn.state = ShardState.SHARDED
+
+    def hold(self, unit: Unit) -> bool:
+        """Make a unit whole until `release`, whoever has turns; return whether it was sharded."""
+        turn = self.turns[unit]
+        was_sharded = turn.state is not ShardState.UNSHARDED
+        self.unshard(unit)
+        turn.holds += 1
+        return was_sharded
+
+    def release(self, unit: Unit, was_sharded: bool) -> None:
+        """Undo a `hold`, given what it returned."""
+        self.turns[unit].holds -= 1
+        if was_sharded:
+            self.reshard(unit)
 
     def take_turn(self, unit: Unit, in_backward: bool) -> None:
         """Unshard a unit and start gathering the one that followed it last time."""
@@ -152,9 +181,23 @@ class Zero3(zero2.Zero2):
         if before is not None and before[0] is not unit and before[1] == in_backward:
             self.follower[before] = unit
         self.previous = now
-        follower = self.follower.get(now)
-        if self.options.prefetch and follower is not None:
+        if not in_backward:
+            self.taken.append(unit)
+        for follower in self.ahead(now):
             self.fetch(follower)
+
+    def ahead(self, now: tuple[Unit, bool]) -> list[Unit]:
+        """Return the units to gather ahead: one, or as many as `prefetch_numel` allows."""
+        limit, units, numel = self.options.prefetch_numel, [], 0
+        while self.options.prefetch and (follower := self.follower.get(now)) is not None:
+            numel += unit_numel(follower)
+            if follower in units or (limit is not None and numel > limit):
+                break
+            units.append(follower)
+            now = (follower, now[1])
+            if limit is None:
+                break
+        return units
 
     # -- hooks ------------------------------------------------------------------------------
 
@@ -190,9 +233,22 @@ class Zero3(zero2.Zero2):
 
     def post_forward(self, unit: Unit) -> None:
         """Free the unit after its module ran, unless backward is about to use it."""
-        keep = in_backward() or self.turns[unit].borrowed
+        keep = in_backward() or self.turns[unit].borrowed or self.reused_soon(unit)
         if self.options.reshard_after_forward and not keep:
             self.reshard(unit)
+
+    def reused_soon(self, unit: Unit) -> bool:
+        """Whether a unit may stay whole until its backward, by `max_live` and `max_reuse`."""
+        if not torch.is_grad_enabled() or unit not in self.forward_order:
+            return False
+        later = self.forward_order[self.forward_order.index(unit) + 1 :]
+        distance = 2 * sum(unit_numel(other) for other in later)
+        live = sum(
+            unit_numel(other)
+            for other, turn in self.turns.items()
+            if turn.state is ShardState.UNSHARDED
+        )
+        return live <= self.options.max_live and distance <= self.options.max_reuse
 
     def read_param(self, unit: Unit) -> None:
         """Somebody reads a parameter of a unit: if it is not its turn, borrow the unit."""
@@ -243,11 +299,13 @@ class Zero3(zero2.Zero2):
     def before_model(self) -> None:
         """Begin a new row of turns."""
         self.previous = None
+        self.taken = []
         self.forwards += 1
 
     def after_model(self) -> None:
         """Free what was gathered ahead and then not used, and what was borrowed."""
         self.forwards -= 1
+        self.forward_order = self.taken
         for unit, turn in self.turns.items():
             idle = turn.state is ShardState.IN_FLIGHT
             lent = turn.borrowed and self.options.reshard_after_forward
@@ -275,8 +333,10 @@ class Zero3(zero2.Zero2):
                 self.reshard(unit)
 
     def publish(self, bucket: Bucket) -> comm.Work | None:
-        """Nothing to do: the next forward gathers the updated slices."""
-        return None
+        """Nothing to do: the next forward gathers the updated slices. A held unit has them now."""
+        if not bucket.persistent and not self.turns[self.unit_of[bucket]].holds:
+            return None
+        return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True, label=bucket.name)
 
 
 class WatchedParameters(dict):
@@ -315,11 +375,17 @@ def grad_leaves(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
+def _slots(unit: Unit) -> Iterator[Slot]:
+    """Return the places of all parameters of a unit."""
+    return (slot for bucket in unit.buckets for slot in bucket.slots)
+
+
 def _entries(unit: Unit) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Return (parameter, its slice of the bucket) for every parameter of the unit."""
     return [
         (slot.param, view)
         for bucket in unit.buckets
+        if not bucket.persistent
         for slot, view in zip(bucket.slots, bucket.views, strict=True)
     ]
 

@@ -1,0 +1,68 @@
+"""Chapter 12: what `initialize` makes for an engine, from what the user gave or the file says.
+
+Owns no data. An optimizer over whole parameters (the engine puts segments in their place), a
+schedule on it, the loss scale, and a loader over this rank's part of a dataset.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from . import comm, optim, precision
+from . import config as config_
+
+
+def optimizer(
+    model: nn.Module, given: Any, model_parameters: Any, cfg: config_.Config
+) -> torch.optim.Optimizer:
+    """Return the user's optimizer or the configuration's, over whole parameters for now."""
+    if isinstance(given, torch.optim.Optimizer):
+        optim.refuse_layout_dependent(type(given))
+        return given
+    if model_parameters is None:
+        model_parameters = [param for param in model.parameters() if param.requires_grad]
+    if callable(given):
+        return optimizer(model, given(model_parameters), None, cfg)
+    return config_.build_optimizer(cfg, list(model_parameters))
+
+
+def scheduler(built: torch.optim.Optimizer, given: Any, cfg: config_.Config) -> Any:
+    """Return the user's scheduler, made if it is a function, or the configuration's."""
+    if given is None:
+        return config_.build_scheduler(cfg, built)
+    return given(built) if callable(given) and not hasattr(given, "step") else given
+
+
+def loader(
+    data: Dataset | None, collate_fn: Callable | None, cfg: config_.Config
+) -> DataLoader | None:
+    """Return a loader over this rank's part of a dataset."""
+    if data is None:
+        return None
+    sampler = DistributedSampler(data, comm.get_world_size(), comm.get_rank())
+    return DataLoader(
+        data,
+        batch_size=cfg.micro_batch_size,
+        sampler=sampler,
+        collate_fn=collate_fn,
+        drop_last=cfg.dataloader_drop_last,
+    )
+
+
+def scaler(cfg: config_.Config) -> precision.LossScaler:
+    """Return the loss scale of the configuration: 1 for ever unless fp16 is on."""
+    fp16 = cfg.fp16
+    if not fp16.enabled:
+        return precision.LossScaler()
+    dynamic = fp16.loss_scale == 0
+    return precision.LossScaler(
+        scale=2.0**fp16.initial_scale_power if dynamic else fp16.loss_scale,
+        dynamic=dynamic,
+        window=fp16.loss_scale_window,
+        min_scale=fp16.min_loss_scale,
+        hysteresis=fp16.hysteresis,
+        consecutive_hysteresis=fp16.consecutive_hysteresis,
+    )
