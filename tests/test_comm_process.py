@@ -381,7 +381,7 @@ def test_ctrl_c_ends_the_ranks_at_once():
     with pytest.raises(KeyboardInterrupt):
         run(wait, on_report=press)
     assert time.perf_counter() - pressed[0] < 2
-    assert not pool.the_pool().ranks
+    assert not pool.the_pool().seats
     assert run(comm.get_rank) == [0, 1]
 
 
@@ -535,7 +535,7 @@ def test_world_comes_from_the_environment(monkeypatch):
 
 def test_closed_pool_leaves_no_process():
     run(comm.barrier)
-    processes = [rank.process for rank in pool.the_pool().ranks]
+    processes = [seat.process for seat in pool.the_pool().seats]
     comm.close_pool()
     assert processes and not any(process.is_alive() for process in processes)
 

@@ -12,9 +12,12 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import device
+from ..errors import UsageError
 from .group import Group
 from .lockstep import LockstepGroup, LockstepWorld
-from .process import ProcessGroup, adopt
+from .nccl import NcclGroup
+from .process import ProcessGroup
+from .stores import Store
 
 _local = threading.local()
 _adopted: list[ProcessGroup] = []  # the group of this process, at most one
@@ -46,6 +49,21 @@ def of_process() -> ProcessGroup:
     if not _adopted or _adopted[0].pg is not pg:
         set_process_group(adopt())
     return _adopted[0]
+
+
+def adopt(store: Store | None = None, epoch: int = 0) -> ProcessGroup:
+    """Make our group of torch.distributed's default group, whoever initialised it.
+
+    Args:
+        store: one that all ranks share; None: that of the default group.
+        epoch: number of the run, where several share a group.
+    """
+    pg, backend = dist.group.WORLD, dist.get_backend()
+    if pg is None or backend not in ("gloo", "nccl"):
+        raise UsageError(f"backend {backend!r} is not supported: initialise with gloo or nccl")
+    store = store or dist.distributed_c10d._get_default_store()
+    kind = NcclGroup if backend == "nccl" else ProcessGroup
+    return kind(pg, store, epoch)
 
 
 def set_process_group(group: ProcessGroup | None) -> None:

@@ -108,9 +108,8 @@ class Group(ABC):
     ) -> Work:
         """Replace `tensor` by the reduction over all ranks."""
         _check_reduction(op, tensor)
-        return self._collective(
-            "all_reduce", tensor, tensor, tensor, async_op, purpose, reduction=op, label=label
-        )
+        call = Call("all_reduce", self._number(), tensor, tensor, op, label=label)
+        return self._issue(call, tensor, async_op, purpose)
 
     def reduce_scatter(
         self, output: Tensor, tensor: Tensor, op: str, async_op: bool, purpose: str, label: str = ""
@@ -118,28 +117,27 @@ class Group(ABC):
         """Reduce `tensor` over all ranks and keep this rank's slice of the result."""
         _check_reduction(op, tensor)
         _check_slices("reduce_scatter", "input", tensor, "output", output, self.world_size)
-        return self._collective(
-            "reduce_scatter", tensor, tensor, output, async_op, purpose, reduction=op, label=label
-        )
+        call = Call("reduce_scatter", self._number(), tensor, output, op, label=label)
+        return self._issue(call, tensor, async_op, purpose)
 
     def all_gather(
         self, output: Tensor, tensor: Tensor, async_op: bool, purpose: str, label: str = ""
     ) -> Work:
         """Lay the `tensor` of every rank end to end in `output`."""
         _check_slices("all_gather", "output", output, "input", tensor, self.world_size)
-        return self._collective(
-            "all_gather", output, tensor, output, async_op, purpose, label=label
-        )
+        call = Call("all_gather", self._number(), tensor, output, label=label)
+        return self._issue(call, output, async_op, purpose)
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool, purpose: str) -> Work:
         """Copy the tensor of rank `src` to all ranks."""
         _check_rank("src", src, self.world_size)
         given, output = (tensor, None) if self.rank == src else (None, tensor)
-        return self._collective("broadcast", tensor, given, output, async_op, purpose, peer=src)
+        call = Call("broadcast", self._number(), given, output, peer=src)
+        return self._issue(call, tensor, async_op, purpose)
 
     def barrier(self, purpose: str) -> None:
         """Return when every rank has called it."""
-        self._collective("barrier", None, None, None, False, purpose)
+        self._issue(Call("barrier", self._number(), None, None), None, False, purpose)
 
     def send(self, tensor: Tensor, dst: int, async_op: bool, purpose: str) -> Work:
         """Hand a tensor to one rank; returns when that rank has received it."""
@@ -149,23 +147,10 @@ class Group(ABC):
         """Fill `tensor` with what rank `src` sends."""
         return self._message("recv", None, tensor, src, async_op, purpose)
 
-    def _collective(
-        self,
-        op: str,
-        full: Tensor | None,
-        tensor: Tensor | None,
-        output: Tensor | None,
-        async_op: bool,
-        purpose: str,
-        *,
-        reduction: str = "",
-        peer: int = -1,
-        label: str = "",
-    ) -> Work:
-        """Number, record and launch a call in which all ranks take part."""
-        seq, self._seq = self._seq, self._seq + 1
-        call = Call(op, seq, tensor, output, reduction, peer, label=label)
-        return self._issue(call, full, async_op, purpose)
+    def _number(self) -> int:
+        """Return the number of the next collective of this rank."""
+        self._seq += 1
+        return self._seq - 1
 
     def _message(
         self,

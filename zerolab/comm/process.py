@@ -1,4 +1,4 @@
-"""Chapter 2: ranks as processes: every collective as messages on gloo, or NCCL's own.
+"""Chapter 2: ranks as processes: every collective as messages on gloo.
 
 Owns torch.distributed's default group, the scratch of running calls and the works that nobody
 has waited for yet. Why not gloo's collectives? Its reduce-scatter is an all-reduce in disguise,
@@ -29,7 +29,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import device
-from ..errors import UsageError
 from . import reduction
 from .group import Call, Group, Work
 from .scratch import Scratch
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 SMALL_NUMEL = 4096  # below this one round of more bytes is faster than two
 HISTORY = 64  # calls remembered for the table of a deadlock
-_REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
 _SCATTER, _GATHER, _MESSAGE = 0, 1, 2  # what a message is part of
 Bounds = list[tuple[int, int]]
 Messages = list[tuple[int, Tensor]]  # partner and what travels
@@ -164,13 +162,13 @@ class ProcessGroup(Group):
 
     def _reduce_scatter(self, call: Call) -> Work:
         """Send every rank its slice, add the slices that come in."""
-        flat, out = _flat(call.tensor), _flat(call.output)
+        flat, out = flat_view(call.tensor), flat_view(call.output)
         slices = [flat[a:b] for a, b in self._equal_bounds(out.numel())]
         return ProcessWork(self, call, *self._reduce_round(call, slices, out))
 
     def _all_reduce(self, call: Call) -> Work:
         """Exchange everything when that is little, else reduce slices and gather them."""
-        flat = _flat(call.tensor)
+        flat = flat_view(call.tensor)
         if self.world_size <= 2 or flat.numel() < SMALL_NUMEL:
             slices = [flat] * self.world_size
             return ProcessWork(self, call, *self._reduce_round(call, slices, flat))
@@ -212,7 +210,7 @@ class ProcessGroup(Group):
 
     def _all_gather(self, call: Call) -> Work:
         """Send the own slice to every rank, receive theirs in place."""
-        shard, full = _flat(call.tensor), _flat(call.output)
+        shard, full = flat_view(call.tensor), flat_view(call.output)
         numel = shard.numel()
         own = full[self.rank * numel : (self.rank + 1) * numel]
         if own.data_ptr() != shard.data_ptr():
@@ -229,9 +227,9 @@ class ProcessGroup(Group):
     def _broadcast(self, call: Call) -> Work:
         """Send from the source to everyone."""
         if self.rank == call.peer:
-            sends = [(rank, _flat(call.tensor)) for rank in self._others()]
+            sends = [(rank, flat_view(call.tensor)) for rank in self._others()]
             return ProcessWork(self, call, self._exchange(call, sends, []))
-        receives = [(call.peer, _flat(call.output))]
+        receives = [(call.peer, flat_view(call.output))]
         return ProcessWork(self, call, self._exchange(call, [], receives))
 
     def _barrier(self, call: Call) -> Work:
@@ -242,76 +240,13 @@ class ProcessGroup(Group):
 
     def _send(self, call: Call) -> Work:
         """One message of the user."""
-        sends = [(call.peer, _flat(call.tensor))]
+        sends = [(call.peer, flat_view(call.tensor))]
         return ProcessWork(self, call, self._exchange(call, sends, [], _MESSAGE))
 
     def _recv(self, call: Call) -> Work:
         """The other end of `_send`."""
-        receives = [(call.peer, _flat(call.output))]
+        receives = [(call.peer, flat_view(call.output))]
         return ProcessWork(self, call, self._exchange(call, [], receives, _MESSAGE))
-
-
-class NcclGroup(ProcessGroup):
-    """The same on NVIDIA GPUs, with NCCL's own collectives. Sums are in NCCL's order."""
-
-    world = "nccl"
-    host_waits = False  # the stream waits; the host goes on and may call more
-
-    def __init__(self, pg: dist.ProcessGroup, store: Store, epoch: int = 0) -> None:
-        """Remember also which kernels are on their way."""
-        super().__init__(pg, store, epoch)
-        self._running: deque[tuple[Call, float, dist.Work]] = deque()
-
-    def blocked(self) -> tuple[Call, float] | None:
-        """Return the oldest kernel that has not finished."""
-        while self._running and self._running[0][2].is_completed():
-            self._running.popleft()
-        return self._running[0][:2] if self._running else None
-
-    def _reduce_scatter(self, call: Call) -> Work:
-        """One NCCL kernel, the average included."""
-        op, out, flat = _REDUCE_OPS[call.reduction], _flat(call.output), _flat(call.tensor)
-        return self._one(call, dist.reduce_scatter_single(out, flat, op=op, async_op=True))
-
-    def _all_gather(self, call: Call) -> Work:
-        """One NCCL kernel."""
-        out, flat = _flat(call.output), _flat(call.tensor)
-        return self._one(call, dist.all_gather_single(out, flat, async_op=True))
-
-    def _all_reduce(self, call: Call) -> Work:
-        """One NCCL kernel."""
-        op = _REDUCE_OPS[call.reduction]
-        return self._one(call, dist.all_reduce(_flat(call.tensor), op=op, async_op=True))
-
-    def _broadcast(self, call: Call) -> Work:
-        """One NCCL kernel."""
-        tensor = _flat(call.tensor if call.output is None else call.output)
-        return self._one(call, dist.broadcast(tensor, call.peer, async_op=True))
-
-    def _barrier(self, call: Call) -> Work:
-        """Hold the host too, as on gloo: NCCL alone would only hold the stream."""
-        flag = torch.zeros(1, device=f"cuda:{torch.cuda.current_device()}")
-        work = self._one(call, dist.all_reduce(flag, async_op=True))
-        work.wait()
-        torch.cuda.current_stream().synchronize()
-        return work
-
-    def _send(self, call: Call) -> Work:
-        """NCCL matches messages by their order."""
-        return self._one(call, dist.isend(_flat(call.tensor), call.peer))
-
-    def _recv(self, call: Call) -> Work:
-        """NCCL matches messages by their order."""
-        return self._one(call, dist.irecv(_flat(call.output), call.peer))
-
-    def _one(self, call: Call, handle: dist.Work | None) -> Work:
-        """Wrap one handle of torch.distributed."""
-        if handle is None:
-            return ProcessWork(self, call, [])
-        self._running.append((call.without_tensors(), time.perf_counter(), handle))
-        if len(self._running) > HISTORY:
-            self.blocked()  # forgets those that have finished
-        return ProcessWork(self, call, [handle])
 
 
 _checksums: dict[tuple, int] = {}
@@ -333,22 +268,7 @@ def _unseen() -> contextlib.AbstractContextManager[Any]:
     return _NOTHING if device.current() is None else torch._C._DisableTorchDispatch()
 
 
-def _flat(tensor: Tensor | None) -> Tensor:
+def flat_view(tensor: Tensor | None) -> Tensor:
     """View a contiguous tensor as [numel], out of autograd's sight."""
     assert tensor is not None
     return tensor.detach().view(-1)
-
-
-def adopt(store: Store | None = None, epoch: int = 0) -> ProcessGroup:
-    """Make our group of torch.distributed's default group, whoever initialised it.
-
-    Args:
-        store: one that all ranks share; None: that of the default group.
-        epoch: number of the run, where several share a group.
-    """
-    pg, backend = dist.group.WORLD, dist.get_backend()
-    if pg is None or backend not in ("gloo", "nccl"):
-        raise UsageError(f"backend {backend!r} is not supported: initialise with gloo or nccl")
-    store = store or dist.distributed_c10d._get_default_store()
-    kind = NcclGroup if backend == "nccl" else ProcessGroup
-    return kind(pg, store, epoch)

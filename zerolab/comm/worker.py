@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from ..errors import PeerError
 from . import current, deadlock, rng, source, travel, watch
-from .process import ProcessGroup, adopt
+from .process import ProcessGroup
 from .stores import PrefixStore, Store, TCPStore
 
 FOREVER = timedelta(days=30)  # our watchdog ends waits, not a timeout of gloo's
@@ -179,7 +179,7 @@ def _join(job: Job, pipe: Pipe, store: Store) -> ProcessGroup:
     if _joined != [job.group]:
         _leave()
         _initialise(job, PrefixStore(f"group{job.group}", store))
-    group = adopt(store, job.epoch)
+    group = current.adopt(store, job.epoch)
     group.on_report = lambda thing: pipe.send("report", travel.pack(thing))
     current.set_process_group(group)
     watch.start(group, lambda states: pipe.send("deadlock", states))
