@@ -82,7 +82,10 @@ def unpack(data: bytes) -> Any:
 
 def pack_error(error: BaseException) -> bytes:
     """Turn an exception into bytes, of its own type if that survives the journey."""
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    step = error.__traceback__
+    while step is not None and source.is_hidden(step.tb_frame.f_code.co_filename):
+        step = step.tb_next  # how the rank process came to call the user's function
+    trace = "".join(traceback.format_exception(type(error), error, step or error.__traceback__))
     try:
         data = pack(error)
         unpack(data)
