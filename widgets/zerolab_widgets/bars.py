@@ -51,7 +51,9 @@ def in_order(by_kind: dict[str, int]) -> dict[str, int]:
 
 def mib(size: int) -> str:
     """Return a size as text, such as "61.8 MiB", or "12 KiB" where that would say 0.0."""
-    return f"{size / MIB:.1f} MiB" if size >= MIB / 10 else f"{size / 1024:.0f} KiB"
+    if size >= MIB / 10:
+        return f"{size / MIB:.1f} MiB"
+    return f"{size / 1024:.0f} KiB" if size >= 1024 else f"{size} B"
 
 
 def block_kinds(events: Sequence[MemoryEvent]) -> dict[int, str]:

@@ -35,6 +35,7 @@ class Asked:
         order: the position in the bank of what is shown first, second, ...
         tries: answers so far.
         given_up: whether the right answer was asked for.
+        written: whether a short answer was handed in.
         verdict: the last one.
         before: whether it was answered right on another day.
     """
@@ -44,6 +45,7 @@ class Asked:
     before: bool = False
     tries: int = 0
     given_up: bool = False
+    written: bool = False
     verdict: Verdict | None = None
 
     def shown_at(self, position: int) -> int:
@@ -71,6 +73,8 @@ class Quiz:
             answer: as `quiz_grade` takes it, with positions as shown.
         """
         asked = self._at(number)
+        if asked.question.kind == "short" and not isinstance(answer, str) and not asked.written:
+            answer = ""  # points can be counted only of what was written
         verdict = quiz_grade.grade(asked.question, _in_bank_order(asked, answer))
         if verdict.outcome != quiz_grade.REFUSED:
             self._keep(asked, answer, verdict)
@@ -111,6 +115,7 @@ class Quiz:
         """Count a try and write it down; a short answer counts when it has been judged."""
         asked.tries += verdict.outcome not in (quiz_grade.JUDGE, quiz_grade.SHOWN)
         asked.given_up |= verdict.outcome == quiz_grade.SHOWN
+        asked.written |= verdict.outcome == quiz_grade.JUDGE
         asked.verdict = verdict
         progress.note_answer(self.chapter, asked.question.id, {
             "kind": asked.question.kind,

@@ -1,7 +1,9 @@
 // Chapter 0: draws memory bars. All numbers come from the model, all colours from model.theme.
 const MIB = 2 ** 20;
-const mib = (bytes) =>
-  bytes >= MIB / 10 ? `${(bytes / MIB).toFixed(1)} MiB` : `${(bytes / 1024).toFixed(0)} KiB`;
+function mib(bytes) {
+  if (bytes >= MIB / 10) return `${(bytes / MIB).toFixed(1)} MiB`;
+  return bytes >= 1024 ? `${(bytes / 1024).toFixed(0)} KiB` : `${bytes} B`;
+}
 
 // Hatchings as CSS backgrounds over the fill, in the ink of the kind.
 const HATCH = {

@@ -43,7 +43,9 @@ function isDark() {
 }
 
 function applyTheme(model, root) {
-  const paper = model.get("theme")[isDark() ? "dark" : "light"];
+  const scheme = isDark() ? "dark" : "light";
+  const paper = model.get("theme")[scheme];
+  root.style.colorScheme = scheme; // for the boxes that the browser draws
   for (const [name, colour] of Object.entries(paper)) {
     root.style.setProperty(`--zl-${name.replace("_", "-")}`, colour);
   }
@@ -92,7 +94,8 @@ function drawNav(model, ui) {
     const label = `question ${i + 1}, ${words[state] ?? state}`;
     const node = button(`zl-step zl-is-${state}`, ui.nav, "", label);
     make("span", "", node, String(i + 1));
-    make("span", "zl-glyph", node, GLYPH[state] ?? (state === "before" ? GLYPH.right : "\u00a0"));
+    const glyph = GLYPH[state === "before" ? "right" : state];
+    if (glyph) make("span", "zl-glyph", node, glyph);
     if (i === model.get("at")) node.setAttribute("aria-current", "step");
     node.addEventListener("click", () => go(model, i));
   });
@@ -194,8 +197,8 @@ function drawOrdering(box, question, draft, ui, changed) {
     const [entry] = draft.answer.splice(from, 1);
     draft.answer.splice(to, 0, entry);
     fill();
-    list.children[to].querySelector(focus)?.focus() ?? list.children[to].focus();
-    if (!focus) list.children[to].focus();
+    const item = list.children[to];
+    ((focus && item.querySelector(focus)) || item).focus();
     spoken.textContent = `${question.entries[entry]}: now ${to + 1} of ${total}`;
     changed();
   }
