@@ -1,6 +1,6 @@
 """Every closed form beside a real run: small models, the engine, the virtual GPU's ledger."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from zerolab.sim import estimate
 
 SHAPE = gpt.GPTConfig(vocab_size=256, seq_len=16, dim=24, num_heads=3, num_layers=4)
 MICRO = 2
-BUCKET_NUMEL = 2000
+BUCKET_NUMEL = 5000  # two or three buckets a block, two for the root
 OPTIMIZERS = {
     "adamw": {"type": "AdamW", "params": {"lr": 1e-3}},
     "adam": {"type": "Adam", "params": {"lr": 1e-3, "adam_w_mode": False}},
@@ -97,6 +97,11 @@ def run(stage, world_size, dtype):
     return comm.run(train, world_size, args=(make_config(stage, dtype),))
 
 
+def run_once(config):
+    """One step on two ranks, rank 0's measurements."""
+    return comm.run(partial(train, config, steps=1), 2)[0]
+
+
 def layouts(world_size, model=None, **more):
     model = make_model(SHAPE) if model is None else model
     return [
@@ -106,8 +111,7 @@ def layouts(world_size, model=None, **more):
 
 EVERY_RUN = [
     (stage, world_size, dtype)
-    for dtype in ("bf16", "fp32")
-    for world_size in (1, 2, 3, 4)
+    for world_size, dtype in ((1, "bf16"), (2, "bf16"), (3, "bf16"), (4, "bf16"), (3, "fp32"))
     for stage in range(4)
 ]
 
@@ -144,18 +148,17 @@ def test_peaks_without_overlap_and_without_prefetch_are_exact():
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-@pytest.mark.parametrize("stage", [0, 2])
-def test_every_optimizer_remembers_what_the_table_says(optimizer, stage):
-    config = make_config(stage, "bf16", optimizer=optimizer)
-    for rank, sizes in zip(comm.run(train, 3, args=(config,)), layouts(3), strict=True):
-        form = estimate.state_bytes(stage, "bf16", sizes, optimizer=optimizer)
+def test_every_optimizer_remembers_what_the_table_says(optimizer):
+    config = make_config(2, "bf16", optimizer=optimizer)
+    for rank, sizes in zip(comm.run(train, 2, args=(config,)), layouts(2), strict=True):
+        form = estimate.state_bytes(2, "bf16", sizes, optimizer=optimizer)
         assert rank["states"] == form
 
 
 def test_the_papers_table_is_the_engine_without_padding_and_step_counts():
     numel = gpt.num_params(SHAPE)
     for stage in range(4):
-        measured = comm.run(train, 4, args=(make_config(stage, "bf16"),))[0]["states"]
+        measured = run(stage, 4, "bf16")[0]["states"]
         paper = estimate.model_states(numel, 4, stage)
         sizes = layouts(4)[0]
         segments = 4 * (sizes.num_pieces if stage == 0 else sizes.num_params)
@@ -164,12 +167,11 @@ def test_the_papers_table_is_the_engine_without_padding_and_step_counts():
         assert sum(measured.values()) - sum(paper.values()) - segments <= padding
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("stage", range(4))
-def test_fp16_and_gradients_kept_in_fp32_are_exact(stage, world_size):
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_kept_in_fp32_are_exact(stage):
     more = {"data_types": {"grad_accum_dtype": "fp32"}}
-    ranks = comm.run(train, world_size, args=(make_config(stage, "bf16", **more),))
-    for rank, sizes in zip(ranks, layouts(world_size), strict=True):
+    ranks = comm.run(train, 2, args=(make_config(stage, "bf16", **more),))
+    for rank, sizes in zip(ranks, layouts(2), strict=True):
         form = estimate.state_bytes(stage, "bf16", sizes, grad_dtype="fp32")
         assert rank["states"] == form
 
@@ -182,7 +184,7 @@ def test_accumulation_moves_what_its_schedule_says(stage, options):
     sizes, every = layouts(2)[0], options.get("every")
     config = make_config(stage, "bf16", accum=3, **more)
     form = estimate.elements_moved(stage, sizes.padded_numel, 3, every_micro_step=every)
-    assert comm.run(train, 2, args=(config,))[0]["moved"] == form
+    assert run_once(config)["moved"] == form
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -192,7 +194,7 @@ def test_receiving_every_slice_costs_what_deepspeeds_default_does(stage, accum):
     padded = layouts(2)[0].padded_numel
     form = estimate.elements_moved(stage, padded, accum, all_reduce=True)
     assert form == padded * {(1, 1): 3, (1, 3): 3, (2, 1): 3, (2, 3): 7}[stage, accum]
-    assert comm.run(train, 2, args=(config,))[0]["moved"] == form
+    assert run_once(config)["moved"] == form
 
 
 def test_keeping_parameters_until_backward_moves_one_psi_less():
@@ -200,20 +202,20 @@ def test_keeping_parameters_until_backward_moves_one_psi_less():
     padded = layouts(2)[0].padded_numel
     form = estimate.elements_moved(3, padded, 2, reshard_after_forward=False)
     assert form == 4 * padded
-    assert comm.run(train, 2, args=(config,))[0]["moved"] == form
+    assert run_once(config)["moved"] == form
 
 
-@pytest.mark.parametrize("threshold", [0, 24, 600])
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(
+    ("stage", "threshold"), [(0, 0), (1, 0), (2, 0), (3, 0), (3, 24), (3, 600)]
+)
 def test_frozen_and_persistent_parameters_are_exact(stage, threshold):
     freeze = ("mlp.widen", "position")
     zero = {"stage3_param_persistence_threshold": threshold}
     config = make_config(stage, "bf16", accum=2, zero=zero)
     config["optimizer"] = OPTIMIZERS["adamw"]
-    kept = threshold if stage == 3 else 0
-    sizes = layouts(3, make_model(SHAPE, freeze=freeze), persistence_threshold=kept)
-    ranks = comm.run(train, 3, args=(config, SHAPE, False, freeze))
-    assert (sizes[0].persistent_numel > 0) == (stage == 3 and threshold > 0)
+    sizes = layouts(2, make_model(SHAPE, freeze=freeze), persistence_threshold=threshold)
+    ranks = comm.run(train, 2, args=(config, SHAPE, False, freeze))
+    assert (sizes[0].persistent_numel > 0) == (threshold > 0)
     for rank, own in zip(ranks, sizes, strict=True):
         assert rank["states"] == estimate.state_bytes(stage, "bf16", own)
         assert rank["moved"] == estimate.elements_moved_by(own, stage, accum_steps=2)
@@ -229,11 +231,12 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((shape, "bf16") for shape in SHAPES), ("plain", "fp32"), ("odd", "fp16")]
+)
 @pytest.mark.parametrize("kind", ["fused", "manual", "dropout"])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_activations_are_exact_to_the_byte(dtype, shape, kind, checkpointed):
+def test_activations_are_exact_to_the_byte(shape, dtype, kind, checkpointed):
     how = {"dropout": 0.1} if kind == "dropout" else {"attention": kind}
     facts = {"vocab_size": 256, "seq_len": 16, "dim": 24, "num_heads": 3, "num_layers": 2}
     config = gpt.GPTConfig(**(facts | SHAPES[shape] | how))
