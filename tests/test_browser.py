@@ -9,6 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,9 +76,9 @@ def wait_for_server(address, server, log):
     pytest.fail(f"JupyterLab did not start: {log.read_text()[-800:]}")
 
 
-def open_notebook(browser, address):
+def open_notebook(browser, address, name="00_start_here.ipynb"):
     page = browser.new_page(viewport={"width": 1280, "height": 960})
-    page.goto(f"{address}/lab/tree/00_start_here.ipynb")
+    page.goto(f"{address}/lab/tree/{name}")
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
     page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=90_000)
     return page
@@ -135,6 +136,69 @@ def page(browser, lab):
     yield page
     keep(page, "notebook_at_the_end")
     page.close()
+
+
+WRONG = """
+def shard_bounds(numel, world_size, rank):
+    print("a look inside:", numel)
+    n = numel // world_size
+    return rank * n, (rank + 1) * n
+lab.check("0.1", shard_bounds)
+"""
+ENDLESS = """
+def shard_bounds(numel, world_size, rank):
+    stop = 0
+    while stop < 12:
+        start = stop
+lab.check("0.1", shard_bounds)
+"""
+RIGHT = """
+def shard_bounds(numel, world_size, rank):
+    n = padded_numel(numel, world_size) // world_size
+    return rank * n, (rank + 1) * n
+lab.check("0.1", shard_bounds)
+"""
+
+
+def write_answers(path):
+    """Write a notebook of answers; a failing cell does not stop the ones after it."""
+    begin = "from zerolab import lab\nfrom zerolab.lab import exercise\nlab.begin('00')"
+    patience = "object.__setattr__(exercise.find('0.1'), 'seconds', {})"
+    sources = [begin, WRONG, patience.format(2.0) + ENDLESS, patience.format(60.0) + RIGHT]
+    sources.append('lab.hint("0.1")')
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in sources]
+    for cell in cells:
+        cell.metadata["tags"] = ["raises-exception"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, path)
+
+
+def test_cards_of_wrong_endless_and_right_answers(browser, lab):
+    address, folder = lab
+    write_answers(folder / "answers.ipynb")
+    page = open_notebook(browser, address, "answers.ipynb")
+    run_all(page)
+    wait_until_run(page)
+    for heading in ("FAIL  0.1", "TIMEOUT  0.1", "PASS  0.1", "Hint 1 of 3"):
+        assert page.locator("[role=status]", has_text=heading).count() == 1, heading
+    failed = page.locator("[role=status]", has_text="FAIL  0.1")
+    assert "Floor division forgets the remainder" in failed.text_content()
+    assert "a look inside: 12" in failed.text_content()
+    hung = page.locator("[role=status]", has_text="TIMEOUT").text_content()
+    assert "while stop < 12:" in hung or "start = stop" in hung
+    errors = page.locator("[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText pre")
+    assert all("Traceback" not in text for text in errors.all_text_contents())
+    reach(page, failed)
+    keep(page, "cards_light")
+    reach(page, page.locator("[role=status]", has_text="PASS  0.1"))
+    keep(page, "cards_pass_light")
+    switch_theme(page, "JupyterLab Dark")
+    reach(page, failed)
+    keep(page, "cards_dark")
+    switch_theme(page, "JupyterLab Light")
+    page.close()
+    (folder / "progress.jsonl").unlink()
 
 
 def test_learner_runs_the_first_notebook(page, lab):

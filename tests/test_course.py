@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from zerolab.cli import learn
@@ -90,6 +91,40 @@ def test_learn_starts_jupyterlab_at_the_notebook(tmp_path, monkeypatch, capsys):
     assert started["env"]["ZEROLAB_WORKSPACE"] == str(tmp_path / "mine")
     assert (tmp_path / "mine" / NOTEBOOK).exists()
     assert f"new      {NOTEBOOK}" in capsys.readouterr().err
+
+
+def test_learn_starts_without_waiting_for_torch():
+    code = "import sys; from zerolab.lab import workspace; from zerolab.cli import learn; "
+    code += "workspace.course_folder(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+STARTER = "def shard_bounds(numel, world_size, rank):\n    raise NotImplementedError\n\n\n"
+FLOORS = """def shard_bounds(numel, world_size, rank):
+    n = numel // world_size
+    return rank * n, (rank + 1) * n
+
+
+"""
+
+
+def test_under_nbval_starters_and_wrong_answers_fail_and_solutions_pass(tmp_path):
+    check = 'lab.check("0.1", shard_bounds)'
+    solution = text_of(next(c for c in cells("solutions") if c["id"] == "exercise-shard_bounds"))
+    begin = 'from zerolab import lab\n\nlab.begin("00")'
+    sources = [begin, STARTER + check, FLOORS + check, solution]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    nbformat.write(notebook, tmp_path / "answers.ipynb")
+    words = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "-rA", "-q"]
+    words += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    outcomes = re.findall(r"^(PASSED|FAILED) \S*::Cell (\d)", done.stdout, re.M)
+    verdicts = {int(number): outcome for outcome, number in outcomes}
+    assert verdicts == {0: "PASSED", 1: "FAILED", 2: "FAILED", 3: "PASSED"}, done.stdout
+    assert "NOT YET TRIED" in done.stdout and "belong to nobody" in done.stdout
 
 
 def test_first_ten_minutes_are_under_250_words():

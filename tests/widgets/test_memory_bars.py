@@ -121,8 +121,9 @@ def test_moving_the_ceiling_changes_the_finding():
     assert picture.finding == "Under 1.0 MiB: nothing fits."
 
 
-def test_sizes_below_a_tenth_of_a_mib_are_shown_in_kib():
-    assert [mib(61 * MIB), mib(MIB // 8), mib(2048)] == ["61.0 MiB", "0.1 MiB", "2 KiB"]
+def test_small_sizes_are_shown_in_small_units():
+    sizes = [61 * MIB, MIB // 8, 2048, 16, 0]
+    assert [mib(size) for size in sizes] == ["61.0 MiB", "0.1 MiB", "2 KiB", "16 B", "0 B"]
 
 
 def test_repr_and_still_picture_are_the_same_twice():

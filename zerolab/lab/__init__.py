@@ -12,28 +12,38 @@ Reading order:
     workspace              where the learner's copy of the course lies
     chapters               the exercises of each chapter
 
-The names below are all that a notebook uses.
+The names below are all that a notebook uses. They are loaded when they are first used: the
+command line reads the workspace without waiting for torch.
 """
 
-from .checking import begin, check, hint, solution
-from .plug import plugged, reset, running
-from .quiz_self_test import self_test
-from .quiz_session import quiz
-from .table import compare
-from .training import Training, train, world_size
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "Training",
-    "begin",
-    "check",
-    "compare",
-    "hint",
-    "plugged",
-    "quiz",
-    "reset",
-    "running",
-    "self_test",
-    "solution",
-    "train",
-    "world_size",
-]
+_HOME = {
+    "Training": "training",
+    "begin": "checking",
+    "check": "checking",
+    "compare": "table",
+    "hint": "checking",
+    "plugged": "plug",
+    "quiz": "quiz_session",
+    "reset": "plug",
+    "running": "plug",
+    "self_test": "quiz_self_test",
+    "solution": "checking",
+    "train": "training",
+    "world_size": "training",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for."""
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Let a notebook complete the names."""
+    return sorted(_HOME)
