@@ -185,7 +185,7 @@ def test_nothing_leaks_when_an_engine_is_dropped(stage):
         gc.collect()
         baseline = gpu.allocated_bytes
         for _ in range(3):
-            engine, *_ = zerolab.initialize(model=make_model("odd"), config=make_config(stage))
+            engine = zerolab.initialize(model=make_model("odd"), config=make_config(stage))[0]
             for batch in make_batches("odd", comm.get_rank(), comm.get_world_size(), 2, 2):
                 engine.backward(engine(*batch))
                 engine.step()

@@ -220,19 +220,21 @@ class DDP:
         if self.flushed:
             self.begin_backward()
         if self.reducing:
-            for bucket in self.trainable[self.next_launch :]:
-                self.launch(bucket)
-            while self.in_flight:
-                self.receive(self.in_flight.popleft())
-            for bucket in self.trainable:
-                if bucket.fresh is not None and bucket.state is GradState.FILLING:
-                    self.launch(bucket)
-            while self.in_flight:
-                self.receive(self.in_flight.popleft())
+            self.launch_all(self.trainable[self.next_launch :])
+            late = [bucket for bucket in self.trainable if bucket.state is GradState.FILLING]
+            self.launch_all(late)
+            comm.release_scratch()
         for bucket in self.trainable:
             bucket.arrived.clear()
         self.flushed = True
         self.flushes += 1
+
+    def launch_all(self, buckets: list[Bucket]) -> None:
+        """Reduce these buckets and wait for all that are on their way."""
+        for bucket in buckets:
+            self.launch(bucket)
+        while self.in_flight:
+            self.receive(self.in_flight.popleft())
 
     def end_micro_step(self) -> None:
         """Flush if nobody did: the user called `loss.backward()` and not `engine.backward`."""
@@ -298,6 +300,7 @@ class DDP:
         for work in works:
             if work is not None:
                 work.wait()
+        comm.release_scratch()
 
     def write_back(self, bucket: Bucket) -> None:
         """Round the updated master weights to the parameters' dtype."""

@@ -52,6 +52,7 @@ __all__ = [
     "records",
     "recv",
     "reduce_scatter",
+    "release_scratch",
     "report",
     "run",
     "send",
@@ -96,6 +97,11 @@ def records() -> Records:
     """Return the records of the calling rank, to which every collective adds one event."""
     gpu = device.current()
     return current_group().records if gpu is None else gpu.records
+
+
+def release_scratch() -> None:
+    """Let go of the memory that ended collectives keep for the next ones."""
+    current_group().release_scratch()
 
 
 def report(thing: Any) -> None:

@@ -99,5 +99,12 @@ def on_virtual_gpu(
     """Run a function as one rank, on a virtual GPU whose records are those of the group."""
     if not ledger:
         return fn(*args)
-    with device.VirtualGPU(gpu_memory, index=group.rank, records=group.records):
+    gpu = device.VirtualGPU(
+        gpu_memory,
+        index=group.rank,
+        records=group.records,
+        device_type="cuda" if group.world == "nccl" else "cpu",
+        began=group.began,
+    )
+    with gpu:
         return fn(*args)

@@ -99,6 +99,9 @@ class Group(ABC):
     def _launch(self, call: Call, asynchronous: bool) -> Work:
         """Start the collective. Must not wait for other ranks when `asynchronous`."""
 
+    def release_scratch(self) -> None:  # noqa: B027 (only processes have scratch)
+        """Let go of memory that calls share, where there is any."""
+
     def message_counts(self) -> list[tuple[int, int, int]]:
         """Return (src, dst, how many) for every pair with messages of this rank."""
         return [(src, dst, count) for (src, dst), count in dict(self._messages).items()]

@@ -11,6 +11,7 @@ computes the result, once, and every rank copies its part out when it waits. Thr
 Who runs, and what happens when nobody can, is in `baton`.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class LockstepWorld:
         self.baton = Baton(world_size)
         self.everyone = tuple(range(world_size))
         self.slots: dict[str, Slot] = {}
+        self.began = time.perf_counter()  # one clock for all ranks
 
     def join(self, rank: int, call: Call) -> Slot:
         """Put a call into its slot; the last one to come computes the result."""
@@ -73,6 +75,7 @@ class LockstepGroup(Group):
         """Join the shared world as `rank`."""
         super().__init__(rank, shared.world_size)
         self.shared = shared
+        self.began = shared.began
 
     @torch.no_grad()
     def _launch(self, call: Call, asynchronous: bool) -> Work:

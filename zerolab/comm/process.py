@@ -119,6 +119,10 @@ class ProcessGroup(Group):
         with _unseen():
             return getattr(self, f"_{call.op}")(call)
 
+    def release_scratch(self) -> None:
+        """Let go of the memory that ended calls used."""
+        self._scratch.release()
+
     def blocked(self) -> tuple[Call, float] | None:
         """Return the call that this rank cannot get past, and since when."""
         return self.waiting
