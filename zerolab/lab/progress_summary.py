@@ -5,7 +5,7 @@ exercises and questions. Entries that a newer or damaged course wrote are never 
 what is unknown is left out.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,7 +74,7 @@ def chapters() -> list[str]:
     return sorted(there | set(exercise.CHAPTERS))
 
 
-def _chapter(chapter: str, entries: Sequence[Entry], spent: Counter[str]) -> ChapterRow:
+def _chapter(chapter: str, entries: Sequence[Entry], spent: defaultdict[str, float]) -> ChapterRow:
     own = [entry for entry in entries if _chapter_of(entry) == chapter]
     found = exercise.in_chapter(chapter) if chapter in exercise.CHAPTERS else ()
     rows = [_exercise(one.id, one.name, own, spent) for one in found]
@@ -96,7 +96,7 @@ def _title(chapter: str) -> str:
 
 
 def _exercise(
-    name: str, function: str, entries: Iterable[Entry], spent: Counter[str]
+    name: str, function: str, entries: Iterable[Entry], spent: defaultdict[str, float]
 ) -> ExerciseRow:
     row = ExerciseRow(name, function, minutes=round(spent[name] / 60, 1))
     for entry in entries:
@@ -155,9 +155,9 @@ def _chapter_of(entry: Entry) -> str:
     return str(entry.get("exercise", "")).partition(".")[0].zfill(2)
 
 
-def _seconds(entries: Sequence[Entry]) -> Counter[str]:
+def _seconds(entries: Sequence[Entry]) -> defaultdict[str, float]:
     """Share the time between entries out: to the chapter and exercise of the later one."""
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     times = [_time(entry) for entry in entries]
     for entry, before, now in zip(entries[1:], times, times[1:], strict=False):
         gap = now - before
