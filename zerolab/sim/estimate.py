@@ -56,6 +56,7 @@ from .temporaries import (
 from .traffic import elements_moved, elements_moved_by, ring_factor, sent_bytes
 
 __all__ = [
+    "BUCKET_NUMEL",
     "GB",
     "GIB",
     "MASTER_BYTES",
