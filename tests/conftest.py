@@ -11,8 +11,12 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
-    """Start every test from the same random numbers, whichever test ran before it."""
+def _same_start(monkeypatch):
+    """Start every test from the same random numbers, in the world that the test itself names.
+
+    ZEROLAB_WORLD chooses the world of the notebooks, which do not come through here.
+    """
+    monkeypatch.delenv("ZEROLAB_WORLD", raising=False)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
