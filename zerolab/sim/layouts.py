@@ -7,7 +7,7 @@ equally much, count.
 """
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from torch import nn
@@ -16,7 +16,7 @@ from .. import bucket, flat
 from ..errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BucketLayout:
     """The lengths of one bucket, as one rank sees it.
 
@@ -34,20 +34,15 @@ class BucketLayout:
     trained: bool = True
     persistent: bool = False
 
-    @property
-    def numel(self) -> int:
-        """Elements without padding."""
-        return sum(self.numels)
+    numel: int = field(init=False)  # without padding
+    shard_numel: int = field(init=False)  # of one shard, padding included
+    padded_numel: int = field(init=False)  # the smallest multiple of the world size for all
 
-    @property
-    def shard_numel(self) -> int:
-        """Elements of one shard, padding included."""
-        return -(-self.numel // self.world_size)
-
-    @property
-    def padded_numel(self) -> int:
-        """Elements with padding: the smallest multiple of the world size that holds all."""
-        return self.shard_numel * self.world_size
+    def __post_init__(self) -> None:
+        """Count the elements once."""
+        self.numel = sum(self.numels)
+        self.shard_numel = -(-self.numel // self.world_size)
+        self.padded_numel = self.shard_numel * self.world_size
 
     @property
     def pad_numel(self) -> int:
@@ -69,17 +64,26 @@ class BucketLayout:
         return len((ends | {border for border in borders if border < self.numel}) - {0})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layout:
     """A model cut into units and buckets, as one rank sees it.
 
     Attributes:
         world_size: into how many shards every bucket is cut.
         units: the buckets of each unit, in the order of forward, root first.
+        padded_numel: P, elements of all trained buckets with padding.
+        numel: E, elements of all trained parameters.
     """
 
     world_size: int
     units: tuple[tuple[BucketLayout, ...], ...]
+    padded_numel: int = field(init=False)
+    numel: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Add the elements up once."""
+        self.padded_numel = sum(each.padded_numel for each in self.trained)
+        self.numel = sum(each.numel for each in self.trained)
 
     @property
     def buckets(self) -> list[BucketLayout]:
@@ -90,16 +94,6 @@ class Layout:
     def trained(self) -> list[BucketLayout]:
         """The buckets that get gradients."""
         return [each for each in self.buckets if each.trained]
-
-    @property
-    def padded_numel(self) -> int:
-        """P: elements of all trained buckets with padding."""
-        return sum(each.padded_numel for each in self.trained)
-
-    @property
-    def numel(self) -> int:
-        """E: elements of all trained parameters."""
-        return sum(each.numel for each in self.trained)
 
     @property
     def own_numel(self) -> int:
