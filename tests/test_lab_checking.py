@@ -77,8 +77,9 @@ def test_untried_goes_on_with_the_reference(capsys):
 
 def test_untried_raises_when_strict(monkeypatch, capsys):
     monkeypatch.setattr("zerolab.lab.checking.strict", lambda: True)
-    with pytest.raises(CheckFailed):
+    with pytest.raises(CheckFailed) as caught:
         check(untried)
+    assert "replace the line" in "\n".join(caught.value._render_traceback_())
 
 
 def test_strict_under_nbval_and_on_request(monkeypatch):

@@ -1,6 +1,8 @@
 """Checks in the child process: whatever an answer does, its outcome is named and the next works."""
 
 import os
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -157,6 +159,45 @@ def test_child_ends_when_it_is_closed():
     process = own._process
     own.close()
     assert process.poll() is not None
+
+
+KERNEL = """
+from zerolab.lab import exercise
+from zerolab.lab.sandbox import Sandbox
+
+def shard_bounds(numel, world_size, rank):
+    import os, time
+    with open(NOTE, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(1000)
+
+sandbox = Sandbox()
+sandbox.start()
+print(sandbox._process.pid, flush=True)
+sandbox.run(exercise.find("0.1"), shard_bounds, 1000.0)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_a_killed_kernel_leaves_no_process(tmp_path):
+    note = tmp_path / "pid"
+    words = [sys.executable, "-c", KERNEL.replace("NOTE", repr(str(note)))]
+    kernel = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    child = int(kernel.stdout.readline())
+    for _ in range(600):
+        if note.exists() and note.read_text():
+            break
+        time.sleep(0.1)
+    worker = int(note.read_text())
+    assert runs(child) and runs(worker)
+    kernel.kill()
+    kernel.wait()
+    kernel.stdout.close()
+    for _ in range(50):
+        if not runs(child) and not runs(worker):
+            return
+        time.sleep(0.1)
+    pytest.fail("the child or its worker outlived the kernel by 5 seconds")
 
 
 def test_a_killed_child_is_replaced(sandbox, attempt):

@@ -103,13 +103,21 @@ def text_html(text: str) -> str:
 
 
 class CheckFailed(Exception):  # noqa: N818 - named for the learner who reads it
-    """The check did not pass. The card has been shown already."""
+    """The check did not pass. The card has been shown already.
 
-    def __init__(self, card: Card) -> None:
+    Args:
+        card: what was shown.
+        in_full: say it again in the traceback, for a log in which nobody sees cards.
+    """
+
+    def __init__(self, card: Card, *, in_full: bool = False) -> None:
         super().__init__(repr(card))
         self.card = card
+        self.in_full = in_full
 
     def _render_traceback_(self) -> list[str]:
+        if self.in_full:
+            return repr(self.card).splitlines()
         return [f"{self.card.heading}. The card above says why."]
 
 
