@@ -386,3 +386,65 @@ def test_the_articles_other_errors_are_errors():
 def test_what_has_no_formula_is_a_usage_error(call, words):
     with pytest.raises(UsageError, match=words):
         call()
+
+
+# -- DeepSpeed's estimators ---------------------------------------------------------------------
+
+# Computed with DeepSpeed 0.19.8's own functions: host bytes, GPU bytes.
+ZERO2 = [
+    ((7_500_000_000, 8, 8, True), (2_880_000_000_000, 15_000_000_000)),
+    ((7_500_000_000, 8, 8, False), (360_000_000_000, 17_109_375_000)),
+    ((2_851_000_003, 8, 3, True), (410_544_000_432, 5_702_000_006)),
+    ((2_851_000_003, 8, 3, False), (136_848_000_144, 7_840_250_008)),
+    ((10_795_008, 1, 1, True), (259_080_192, 21_590_016)),
+    ((10_795_008, 1, 1, False), (64_770_048, 215_900_160)),
+]
+# Three nodes of 8 GPUs, 2,851,000,003 parameters, 95,033,333 in the largest layer.
+ZERO3 = [
+    ((True, True, True), (25_659_000_027, 380_133_332)),
+    ((True, True, False), (136_848_000_144, 380_133_332)),
+    ((True, False, True), (22_808_000_024, 617_716_665)),
+    ((True, False, False), (136_848_000_144, 617_716_665)),
+    ((False, False, True), (4_561_599_984, 2_518_383_334)),
+    ((False, False, False), (136_848_000_144, 2_518_383_334)),
+]
+
+
+@pytest.mark.parametrize(("args", "expected"), ZERO2)
+def test_zero2_estimator_gives_deepspeeds_numbers(args, expected):
+    assert estimate.estimate_zero2_model_states_mem_needs(*args) == expected
+
+
+@pytest.mark.parametrize(("options", "expected"), ZERO3)
+def test_zero3_estimator_gives_deepspeeds_numbers(options, expected):
+    sizes = (2_851_000_003, 95_033_333, 8, 3)
+    found = estimate.estimate_zero3_model_states_mem_needs(*sizes, *options)
+    assert found == (*expected, 4 * 95_033_333)
+
+
+def test_zero3_estimator_rounds_in_deepspeeds_order():
+    # 18 / 125 first would give 21,599,999,999: floats round, then are cut to integers.
+    found = estimate.estimate_zero3_model_states_mem_needs(10**11, 14_285_714_286, 1, 125)
+    assert found == (21_600_000_000, 57_142_857_144, 57_142_857_144)
+
+
+def test_an_unsharded_parameter_costs_deepspeed_eighteen_bytes_and_the_paper_sixteen():
+    numel = 64 * 10**6
+    for stage, more in ((2, 4), (3, 2)):
+        ours = estimate.model_state_bytes(numel, 64, stage)
+        if stage == 2:
+            _, theirs = estimate.estimate_zero2_model_states_mem_needs(numel, 64, 1, False)
+        else:
+            _, theirs, _ = estimate.estimate_zero3_model_states_mem_needs(numel, 0, 64, 1, False)
+        assert theirs - ours == more * numel // 64
+
+
+def test_models_are_counted_with_each_storage_once():
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = gpt.GPT(gpt.PRESETS["gpt-nano"])
+        shape = model.config
+        assert estimate.model_to_params(model) == (
+            gpt.num_params(shape),
+            max(shape.vocab_size * shape.dim, 4 * shape.dim**2 + 4 * shape.dim),
+        )
