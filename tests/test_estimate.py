@@ -428,7 +428,7 @@ def test_zero3_estimator_rounds_in_deepspeeds_order():
     assert found == (21_600_000_000, 57_142_857_144, 57_142_857_144)
 
 
-def test_an_unsharded_parameter_costs_deepspeed_eighteen_bytes_and_the_paper_sixteen():
+def test_deepspeed_counts_four_bytes_more_at_stage_2_and_two_at_stage_3():
     numel = 64 * 10**6
     for stage, more in ((2, 4), (3, 2)):
         ours = estimate.model_state_bytes(numel, 64, stage)
