@@ -96,12 +96,14 @@ def exercise_table(row: "ChapterRow") -> Any:
 
 def to_json(path: Path | None, log: "Log", rows: "Sequence[ChapterRow]") -> str:
     """Write everything as one line of JSON."""
-    return json.dumps({
-        "file": None if path is None else str(path),
-        "entries": len(log.entries),
-        "damage": [{"line": d.line, "reason": d.reason, "text": d.text} for d in log.damage],
-        "chapters": [asdict(row) | {"passed": row.passed} for row in rows],
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "file": None if path is None else str(path),
+            "entries": len(log.entries),
+            "damage": [{"line": d.line, "reason": d.reason, "text": d.text} for d in log.damage],
+            "chapters": [asdict(row) | {"passed": row.passed} for row in rows],
+        }
+    )
 
 
 def complain(log: "Log") -> None:

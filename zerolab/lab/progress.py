@@ -208,8 +208,11 @@ def solved() -> set[str]:
     log = path()
     if log is None or not log.exists():
         return set()
-    return {str(e.get("question")) for e in read(log)
-            if e["event"] == "quiz" and e.get("outcome") == "right"}  # fmt: skip
+    return {
+        str(e.get("question"))
+        for e in read(log)
+        if e["event"] == "quiz" and e.get("outcome") == "right"
+    }
 
 
 def _parsed(line: bytes) -> Any:

@@ -3,11 +3,9 @@
 Owns the schema. A bank names its `chapter` and `title` and lists `[[question]]`; each has the
 keys of `COMMON` and those of its kind in `KINDS`. Every wrong answer carries the misconception
 it comes from and feedback that answers it. Phases: parse the TOML, check every table against
-its schema (an error names file, question and key), build frozen questions.
+its schema (`quiz_schema`: an error names file, question and key), build frozen questions.
 """
 
-import difflib
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +14,10 @@ from typing import Any
 
 from ..errors import UsageError
 from . import quiz_expression, quiz_units
+from .quiz_schema import SLUG, Place, Schema, check_keys, one_of
 
 LEVELS = ("easy", "medium", "hard", "extreme")
-SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
-# Schemas: key -> the type its value must have. A key that ends in "?" may be left out.
-Schema = Mapping[str, type]
 BANK: Schema = {"chapter": str, "title": str, "question": list}
 COMMON: Schema = {
     "id": str,  # chapter, hyphen, name: "01-bytes-per-parameter"
@@ -46,7 +42,6 @@ WRONG: Schema = {"text": str, "misconception": str, "feedback": str}
 TRAP: Schema = {"value": str, "misconception": str, "feedback": str}
 FIRST_ITEM: Schema = {"text": str}
 POINT: Schema = {"point": str, "words": list}
-AS_TOML = {str: "a string", list: "a list", float: "a number", bool: "true", int: "a whole number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +117,6 @@ class Bank:
     questions: tuple[Question, ...]
 
 
-class _Place:
-    """Where in a bank something is wrong: file, question, table inside it."""
-
-    def __init__(self, file: str, question: str = "", table: str = "") -> None:
-        self.file, self.question, self.table = file, question, table
-
-    def wrong(self, what: str) -> UsageError:
-        """Return the error, in one line."""
-        parts = [self.file, f"question {self.question}" if self.question else "", self.table]
-        return UsageError(f"{', '.join(filter(None, parts))}: {what}")
-
-    def at(self, table: str) -> "_Place":
-        """Return a place inside this question."""
-        return _Place(self.file, self.question, table)
-
-
 def read_bank(path: Path) -> Bank:
     """Return the questions of one file.
 
@@ -145,14 +124,14 @@ def read_bank(path: Path) -> Bank:
         UsageError: the file cannot be read or breaks the schema; the message names file,
             question and key.
     """
-    place = _Place(path.name)
+    place = Place(path.name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise place.wrong(f"cannot be read: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise place.wrong(f"is no TOML: {error}; mend that place") from None
-    _check_keys(table, BANK, place)
+    check_keys(table, BANK, place)
     if table["chapter"] != path.stem:
         raise place.wrong(f"chapter is {table['chapter']!r}; it must be {path.stem!r}, as the file")
     questions = tuple(
@@ -162,7 +141,7 @@ def read_bank(path: Path) -> Bank:
     return Bank(table["chapter"], table["title"], questions)
 
 
-def _check_ids(questions: Sequence[Question], place: _Place, chapter: str) -> None:
+def _check_ids(questions: Sequence[Question], place: Place, chapter: str) -> None:
     """Refuse an id that is used twice or does not begin with the chapter."""
     seen: set[str] = set()
     for question in questions:
@@ -178,58 +157,21 @@ def _check_ids(questions: Sequence[Question], place: _Place, chapter: str) -> No
 def _question(entry: Any, path: Path, number: int) -> Question:
     """Check one question and build it."""
     name = entry.get("id", number) if isinstance(entry, dict) else number
-    place = _Place(path.name, str(name))
+    place = Place(path.name, str(name))
     if not isinstance(entry, dict):
         raise place.wrong("is no table; write [[question]] above its keys")
-    kind = _one_of(entry, "kind", tuple(KINDS), place)
-    _check_keys(entry, {k: t for k, t in COMMON.items() if k != "code?" or kind != "bug"}
-                | dict(KINDS[kind]), place)  # fmt: skip
-    _one_of(entry, "difficulty", LEVELS, place)
-    return Question(**{**entry, "code": entry.get("code", "").strip("\n"),
-                       **_BUILD[kind](entry, place)})  # fmt: skip
-
-
-def _one_of(entry: Mapping[str, Any], key: str, known: Sequence[str], place: _Place) -> str:
-    """Return the value of a key that has few possible values."""
-    if key not in entry:
-        raise place.wrong(f"lacks the key {key!r}; add it")
-    if entry[key] not in known:
-        raise place.wrong(f"{key} {entry[key]!r} is unknown{_suggest(str(entry[key]), known)}")
-    return entry[key]
-
-
-def _check_keys(table: Any, schema: Schema, place: _Place) -> None:
-    """Refuse unknown keys, missing keys, values of another type and empty ones."""
-    if not isinstance(table, dict):
-        raise place.wrong(f"is {table!r}; write a table with the keys {', '.join(schema)}")
-    types = {key.rstrip("?"): kind for key, kind in schema.items()}
-    for key, value in table.items():
-        if key not in types:
-            raise place.wrong(f"unknown key {key!r}{_suggest(key, list(types))}")
-        wanted = types[key]
-        fits = isinstance(value, (int, float) if wanted is float else wanted)
-        if not fits or (isinstance(value, bool) and wanted is not bool):
-            raise place.wrong(f"{key!r} is {value!r}; write {AS_TOML[wanted]}")
-        if value in ("", []):
-            raise place.wrong(f"{key!r} is empty; fill it in")
-    missing = [key for key in schema if key not in table and not key.endswith("?")]
-    if missing:
-        raise place.wrong(f"lacks the key {missing[0]!r}; add it")
-    slug = table.get("misconception", "none")
-    if not SLUG.fullmatch(slug):
-        raise place.wrong(f"misconception {slug!r} is no name; write it like 'counts-from-one'")
-
-
-def _suggest(typed: str, known: Sequence[str]) -> str:
-    """Say what was probably meant, or what there is."""
-    near = difflib.get_close_matches(typed, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+    kind = one_of(entry, "kind", tuple(KINDS), place)
+    check_keys(entry, {**COMMON, **KINDS[kind]}, place)
+    one_of(entry, "difficulty", LEVELS, place)
+    return Question(
+        **{**entry, "code": entry.get("code", "").strip("\n"), **_BUILD[kind](entry, place)}
+    )
 
 
 # What each kind adds to the plain values of its table.
 
 
-def _choices(entry: Mapping[str, Any], place: _Place, label: str = "text") -> tuple[Choice, ...]:
+def _choices(entry: Mapping[str, Any], place: Place, label: str = "text") -> tuple[Choice, ...]:
     """Build the choices; `label` is the key that says what is chosen."""
     found = []
     for number, table in enumerate(entry["choices"], 1):
@@ -237,46 +179,49 @@ def _choices(entry: Mapping[str, Any], place: _Place, label: str = "text") -> tu
         right = isinstance(table, dict) and table.get("correct") is True
         schema = dict(RIGHT if right else WRONG)
         if label == "line":
-            schema = {("line" if k == "text" else k): (int if k == "text" else t)
-                      for k, t in schema.items()}  # fmt: skip
-        _check_keys(table, schema, inner)
+            schema = {
+                ("line" if k == "text" else k): (int if k == "text" else t)
+                for k, t in schema.items()
+            }
+        check_keys(table, schema, inner)
         found.append(Choice(**{"text": "", "correct": False, **table}))
     if len(found) < 2 or not any(choice.correct for choice in found):
         raise place.wrong("needs two choices or more, of which one has correct = true")
     return tuple(found)
 
 
-def _single(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _single(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     choices = _choices(entry, place)
     if sum(choice.correct for choice in choices) != 1:
         raise place.wrong('has several correct choices; keep one, or make it kind = "multiple"')
     return {"choices": choices}
 
 
-def _multiple(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _multiple(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     choices = _choices(entry, place)
     if all(choice.correct for choice in choices):
         raise place.wrong("has no wrong choice; add one")
     return {"choices": choices}
 
 
-def _bug(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _bug(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     lines = entry["code"].strip("\n").splitlines()
     found = []
     for choice in _choices(entry, place, "line"):
         if not (1 <= choice.line <= len(lines) and lines[choice.line - 1].strip()):
             raise place.wrong(f"line {choice.line} of the code is empty or does not exist")
         text = lines[choice.line - 1].strip()
-        found.append(Choice(text, choice.correct, choice.feedback,
-                            choice.misconception, choice.line))  # fmt: skip
+        found.append(
+            Choice(text, choice.correct, choice.feedback, choice.misconception, choice.line)
+        )
     if sum(choice.correct for choice in found) != 1:
         raise place.wrong("needs exactly one line with correct = true")
     return {"choices": tuple(sorted(found, key=lambda choice: choice.line))}
 
 
-def _numeric(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _numeric(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     for number, table in enumerate(entry["traps"], 1):
-        _check_keys(table, TRAP, place.at(f"trap {number}"))
+        check_keys(table, TRAP, place.at(f"trap {number}"))
     for expression in (entry["key"], *(table["value"] for table in entry["traps"])):
         try:
             quiz_expression.check(expression)
@@ -293,22 +238,23 @@ def _numeric(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
     return {"traps": tuple(Trap(**table) for table in entry["traps"])}
 
 
-def _ordering(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _ordering(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     for number, table in enumerate(entry["items"], 1):
-        _check_keys(table, FIRST_ITEM if number == 1 else WRONG, place.at(f"item {number}"))
+        check_keys(table, FIRST_ITEM if number == 1 else WRONG, place.at(f"item {number}"))
     if len(entry["items"]) < 3:
         raise place.wrong("needs three items or more")
     return {"items": tuple(Item(**table) for table in entry["items"])}
 
 
-def _short(entry: Mapping[str, Any], place: _Place) -> dict[str, Any]:
+def _short(entry: Mapping[str, Any], place: Place) -> dict[str, Any]:
     for number, table in enumerate(entry["rubric"], 1):
-        _check_keys(table, POINT, place.at(f"point {number}"))
-    return {"rubric": tuple(Point(t["point"], tuple(map(str, t["words"])))
-                            for t in entry["rubric"])}  # fmt: skip
+        check_keys(table, POINT, place.at(f"point {number}"))
+    return {
+        "rubric": tuple(Point(t["point"], tuple(map(str, t["words"]))) for t in entry["rubric"])
+    }
 
 
-_BUILD: Mapping[str, Callable[[Mapping[str, Any], _Place], dict[str, Any]]] = {
+_BUILD: Mapping[str, Callable[[Mapping[str, Any], Place], dict[str, Any]]] = {
     "single": _single,
     "multiple": _multiple,
     "bug": _bug,

@@ -36,9 +36,10 @@ def functions() -> dict[str, Callable[..., Any]]:
     return {
         name: value
         for name, value in vars(estimate).items()
-        if inspect.isfunction(value) and not name.startswith("_")
+        if inspect.isfunction(value)
+        and not name.startswith("_")
         and value.__module__.startswith(home)
-    }  # fmt: skip
+    }
 
 
 def check(expression: str) -> None:

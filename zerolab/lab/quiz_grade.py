@@ -136,8 +136,9 @@ def _numeric(question: Question, answer: Any) -> Verdict:
         return Verdict(RIGHT, 1.0)
     for trap in question.traps:
         if close(value, in_unit(trap.value, question.unit), question.tolerance):
-            return Verdict(WRONG, notes=(Note(-1, trap.feedback),),
-                           misconceptions=(trap.misconception,))  # fmt: skip
+            return Verdict(
+                WRONG, notes=(Note(-1, trap.feedback),), misconceptions=(trap.misconception,)
+            )
     return _twin(question, value) or _far(value, key)
 
 
@@ -179,9 +180,10 @@ def _short(question: Question, answer: Any) -> Verdict:
             raise UsageError("that is too short to compare; write a sentence")
         said = answer.casefold()
         suggested = tuple(
-            position for position, point in enumerate(question.rubric)
+            position
+            for position, point in enumerate(question.rubric)
             if any(word.casefold() in said for word in point.words)
-        )  # fmt: skip
+        )
         return Verdict(JUDGE, answer=question.answer, suggested=suggested)
     points = _positions(answer, len(question.rubric), least=0)
     score = len(points) / len(question.rubric)

@@ -107,8 +107,9 @@ class Quiz:
 
     def _at(self, number: int) -> Asked:
         if not 0 <= number < len(self.asked):
-            raise UsageError(f"question {number} does not exist; there are 0 to "
-                             f"{len(self.asked) - 1}")  # fmt: skip
+            raise UsageError(
+                f"question {number} does not exist; there are 0 to {len(self.asked) - 1}"
+            )
         return self.asked[number]
 
     def _keep(self, asked: Asked, answer: Any, verdict: Verdict) -> None:
@@ -117,15 +118,19 @@ class Quiz:
         asked.given_up |= verdict.outcome == quiz_grade.SHOWN
         asked.written |= verdict.outcome == quiz_grade.JUDGE
         asked.verdict = verdict
-        progress.note_answer(self.chapter, asked.question.id, {
-            "kind": asked.question.kind,
-            "difficulty": asked.question.difficulty,
-            "answer": _in_bank_order(asked, answer),
-            "outcome": verdict.outcome,
-            "score": verdict.score,
-            "tries": asked.tries,
-            "misconceptions": list(verdict.misconceptions),
-        })  # fmt: skip
+        progress.note_answer(
+            self.chapter,
+            asked.question.id,
+            {
+                "kind": asked.question.kind,
+                "difficulty": asked.question.difficulty,
+                "answer": _in_bank_order(asked, answer),
+                "outcome": verdict.outcome,
+                "score": verdict.score,
+                "tries": asked.tries,
+                "misconceptions": list(verdict.misconceptions),
+            },
+        )
 
     def __repr__(self) -> str:
         return quiz_page.to_text(self.public())
@@ -186,8 +191,10 @@ def _only(questions: list[Question], key: str, value: str | None, bank: Bank) ->
     there = [getattr(question, key) for question in bank.questions]
     known = [w for w in (LEVELS if key == "difficulty" else dict.fromkeys(there)) if w in there]
     if value not in known:
-        raise UsageError(f"{key} {value!r} has no questions in chapter {bank.chapter}; choose one "
-                         f"of {', '.join(known)}")  # fmt: skip
+        raise UsageError(
+            f"{key} {value!r} has no questions in chapter {bank.chapter}; choose one "
+            f"of {', '.join(known)}"
+        )
     return [question for question in questions if getattr(question, key) == value]
 
 

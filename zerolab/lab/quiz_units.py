@@ -8,9 +8,11 @@ import re
 
 from ..errors import UsageError
 
-BYTES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGTP", 1)} | {
-    f"{p}iB": 1024**i for i, p in enumerate("KMGTP", 1)
-}  # fmt: skip
+BYTES = (
+    {"B": 1}
+    | {f"{p}B": 1000**i for i, p in enumerate("KMGTP", 1)}
+    | {f"{p}iB": 1024**i for i, p in enumerate("KMGTP", 1)}
+)
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400}
 FAMILIES = (BYTES, SECONDS)
 COUNTS = ("elements", "bytes", "ranks", "GPUs", "times", "parameters", "layers", "samples", "%")
