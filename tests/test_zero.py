@@ -541,6 +541,48 @@ def test_a_rank_that_does_not_gather_gives_the_table_of_a_deadlock():
         comm.run(gather, 2)
 
 
+@pytest.mark.parametrize("write", ["zero_", "fill_", "normal_"])
+def test_a_write_to_a_sharded_parameter_is_not_lost_in_silence(write):
+    def change():
+        engine = make_engine(3)
+        data = engine.module.blocks[0].weight.data
+        getattr(data, write)(*([7.0] if write == "fill_" else []))
+        assert comm.get_rank() == 0  # only this rank has got so far
+        one_step(engine)
+
+    with pytest.raises((UsageError, RuntimeError), match=r"lost|single memory location"):
+        comm.run(change, 1)
+    comm.run(lambda: one_step(make_engine(3)), 2)  # the next engine is well
+
+
+def test_parameters_whose_engine_is_gone_are_refused():
+    def orphan():
+        model = make_model("odd")
+        zerolab.initialize(model=model, config=make_config(3))
+        gc.collect()
+        block = zero.GatheredParameters(model.parameters())
+        with pytest.raises(UsageError, match="an engine that is gone"), block:
+            pass
+
+    comm.run(orphan, 2)
+
+
+def test_running_out_of_memory_while_gathering_leaves_everything_sharded():
+    def gather():
+        gpu = zerolab.device.current()
+        model = nn.Sequential(*[nn.Linear(10, 10) for _ in range(6)])
+        engine, *_ = zerolab.initialize(model=model, config=make_config(3))
+        held, gpu.capacity = gpu.allocated_bytes, gpu.allocated_bytes + 4 * 440  # four layers
+        block = zero.GatheredParameters(model.parameters())
+        with pytest.raises(torch.OutOfMemoryError), block:
+            pass
+        gpu.capacity = None
+        return gpu.allocated_bytes - held, [t.holds for t in engine.sharding.turns.values()]
+
+    extra, holds = comm.run(gather, 1)[0]
+    assert extra == 0 and len(holds) == 6 and not any(holds)
+
+
 # -- leaf modules ---------------------------------------------------------------------------
 
 

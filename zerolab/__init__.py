@@ -16,7 +16,8 @@ Reading order is import order, and the number is the chapter:
     units                   6   which modules are gathered as one
     gathering               6   looking at, and changing, parameters that lie in shards
     zero utils              6   a model built sharded; the parts of a parameter, for scripts
-    engine arguments        12  initialize, forward, backward, step; a script's arguments
+    arguments building      12  what a script says; optimizer, schedule, loader, loss scale
+    engine                  12  initialize, forward, backward, step
     checkpointing           8   activation checkpointing under DeepSpeed's names
     sim                     1   what a run will hold and move, said before it runs
     lab                     0   exercises, checks and runs for the notebooks

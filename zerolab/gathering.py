@@ -77,6 +77,13 @@ class GatheredParameters:
 
     def __enter__(self) -> None:
         """Make the parameters whole."""
+        try:
+            self._gather()
+        except BaseException:
+            self._release(keep=False)
+            raise
+
+    def _gather(self) -> None:
         sharded_param.settle()
         for param in self.params:
             home = homes.find(param)
@@ -84,7 +91,7 @@ class GatheredParameters:
                 own = sharded_param.unshard(param)
                 self.slices.append((param, own, look([param], param.data)))
             elif home is None:
-                self.free.append(param)
+                self.free.append(_whole(param))
             else:
                 self.buckets[home.bucket] = home.engine
         for bucket, engine in self.buckets.items():
@@ -164,6 +171,16 @@ class GatheredParameters:
             for bucket in unit.buckets if not stage.turns[unit].holds else []:
                 _looks.pop(bucket, None)
         self.slices, self.free, self.held, self.buckets = [], [], {}, {}
+
+
+def _whole(param: nn.Parameter) -> nn.Parameter:
+    """Return a parameter that no engine has; refuse one whose engine is gone."""
+    if sharded_param.is_placeholder(param):
+        raise UsageError(
+            f"a parameter of shape {tuple(param.shape)} was sharded by an engine that is gone, and "
+            "its values with it: keep the engine as long as the model"
+        )
+    return param
 
 
 def look(params: Iterable[nn.Parameter], values: torch.Tensor) -> Look:

@@ -47,11 +47,37 @@ def placeholder(param: torch.Tensor) -> torch.Tensor:
     the parameter, `param.norm()` or `deepcopy` would end the process.
     """
     key = (param.dtype, param.device)
-    if key not in _POISON:
-        value = float("nan") if param.is_floating_point() else 0
-        with device.paused():
-            _POISON[key] = torch.full((), value, dtype=param.dtype, device=param.device)
-    return _POISON[key].expand(param.shape)
+    if key in _POISON:
+        return _POISON[key].expand(param.shape)
+    with device.paused():
+        poison = torch.full((), _poison(param.dtype), dtype=param.dtype, device=param.device)
+    if type(poison) is torch.Tensor:  # the fake tensors of a dry run belong to that run
+        _POISON[key] = poison
+    return poison.expand(param.shape)
+
+
+def _poison(dtype: torch.dtype) -> float:
+    """Return a value that spreads wherever it is used."""
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else 0
+
+
+def is_placeholder(param: torch.Tensor) -> bool:
+    """Whether there is nothing behind a parameter but the shared element."""
+    poison = _POISON.get((param.dtype, param.device))
+    return poison is not None and poison.data_ptr() == param.data_ptr()
+
+
+def lost_writes() -> bool:
+    """Whether somebody has written to a placeholder, which changes no parameter; mend it.
+
+    Most such writes are refused by torch; `zero_()` and `fill_()` on `.data` are not.
+    """
+    found = False
+    for poison in _POISON.values():
+        if poison.is_floating_point() and not bool(poison.isnan()):
+            poison.fill_(float("nan"))
+            found = True
+    return found
 
 
 @dataclass(slots=True)

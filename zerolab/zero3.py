@@ -35,8 +35,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from . import comm, ddp, device, sharded_param, zero2
+from . import comm, ddp, device, optim, sharded_param, zero2
 from .bucket import Bucket, Slot, Unit
+from .errors import UsageError
 
 
 class ShardState(Enum):
@@ -89,6 +90,7 @@ class Zero3(zero2.Zero2):
         self.unit_of = {bucket: unit for unit in units for bucket in unit.buckets}
         self.follower: dict[tuple[Unit, bool], Unit] = {}  # (unit, in backward?) -> next
         self.previous: tuple[Unit, bool] | None = None
+        sharded_param.lost_writes()  # of another engine, to which they are no news
         self.forwards = 0  # forwards of the whole model that are running
         self.forward_order: list[Unit] = []  # of the last whole forward
         self.taken: list[Unit] = []  # of the running one
@@ -331,6 +333,20 @@ class Zero3(zero2.Zero2):
             turn.borrowed = False
             if turn.state is not ShardState.SHARDED:
                 self.reshard(unit)
+
+    def step(
+        self,
+        groups: optim.BucketGroups,
+        unused: dict[Bucket, set[int]],
+        factor: torch.Tensor | None = None,
+    ) -> None:
+        """Update the own slices, unless somebody believes to have changed the parameters."""
+        if sharded_param.lost_writes():
+            raise UsageError(
+                "a parameter was written to while it was sharded, and the change is lost: put it "
+                "into `with zero.GatheredParameters(params, modifier_rank=0):`"
+            )
+        super().step(groups, unused, factor)
 
     def publish(self, bucket: Bucket) -> comm.Work | None:
         """Nothing to do: the next forward gathers the updated slices. A held unit has them now."""
