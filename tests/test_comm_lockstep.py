@@ -3,6 +3,7 @@
 import itertools
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -493,3 +494,12 @@ def test_works_hold_the_callers_tensors_until_wait():
         return while_running, gpu.allocated_bytes
 
     assert comm.run(hold, world_size=2) == [(6000, 2000)] * 2
+
+
+def test_a_run_ends_under_a_debugger():
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: None)
+    try:
+        assert comm.run(comm.get_rank, 2, "lockstep") == [0, 1]
+    finally:
+        sys.settrace(before)

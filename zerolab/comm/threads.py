@@ -83,7 +83,7 @@ def _settle(finish: Callable[[], None], baton: Baton, rank: int) -> None:
     while True:
         try:
             finish()
-            take_back(threading.get_ident())
+            take_back()
             return
         except RankStopped:
             if baton.seats[rank].state in ("returned", "raised"):
