@@ -78,8 +78,8 @@ def bucket_peak_bytes(
 def gathered_peak_numel(unit_numels: Sequence[int], prefetch: bool = True) -> int:
     """Return the most elements of full parameters at stage 3, from the second step on.
 
-    The root is whole all the time. In backward a block is freed only when the gradient of its
-    input has reached the block before, which by then is whole: two, and with prefetch three.
+    The root is whole all the time, and beside it the block that computes and, with prefetch, the
+    next one.
 
     Args:
         unit_numels: elements of each unit with padding, root first, then blocks in the order of
@@ -87,7 +87,7 @@ def gathered_peak_numel(unit_numels: Sequence[int], prefetch: bool = True) -> in
         prefetch: whether the next unit is gathered while one computes (`zerolab.prefetch`).
     """
     root, *blocks = unit_numels
-    width = 3 if prefetch else 2
+    width = 2 if prefetch else 1
     together = [sum(blocks[start : start + width]) for start in range(len(blocks))]
     return root + max(together, default=0)
 
