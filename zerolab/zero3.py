@@ -266,17 +266,17 @@ class Zero3(zero2.Zero2):
         if not leaves or in_backward() or not torch.is_grad_enabled():
             return
         self.turns[unit].inputs_pending += 1
-        hook = partial(_input_grad, weakref.ref(self), weakref.ref(unit), [len(leaves)])
+        action = partial(_input_grad, weakref.ref(self), weakref.ref(unit), [len(leaves)])
         for leaf in leaves:
-            leaf.register_hook(hook)
+            Arrival.of(leaf).free.append(action)
 
     def watch_outputs(self, unit: Unit, outputs: Any) -> None:
         """Ask for `pre_backward` when the first gradient reaches an output of the unit."""
         if in_backward():
             return
-        hook = partial(_first_grad, weakref.ref(self), weakref.ref(unit))
+        action = partial(_first_grad, weakref.ref(self), weakref.ref(unit))
         for leaf in grad_leaves(outputs):
-            leaf.register_hook(hook)
+            Arrival.of(leaf).fetch.append(action)
 
     def pre_backward(self, unit: Unit) -> None:
         """Make the unit whole again before backward goes through it."""
@@ -355,6 +355,35 @@ class Zero3(zero2.Zero2):
         return comm.all_gather(bucket.flat_param, bucket.shard, async_op=True, label=bucket.name)
 
 
+class Arrival:
+    """What to do when the gradient of one tensor arrives: free first, then fetch.
+
+    The tensor between two units is the output of one and the input of the other. Autograd calls
+    hooks in the order of registration, which would fetch the one before freeing the other.
+    """
+
+    __slots__ = ("fetch", "free")
+
+    def __init__(self) -> None:
+        """Begin with nothing to do."""
+        self.free: list[Callable[[], None]] = []
+        self.fetch: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, tensor: Any) -> "Arrival":
+        """Return the tensor's own, registered with autograd when first asked for."""
+        arrival = getattr(tensor, "zerolab_arrival", None)
+        if arrival is None:
+            arrival = tensor.zerolab_arrival = cls()
+            tensor.register_hook(arrival)
+        return arrival
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        """Be the hook."""
+        for action in (*self.free, *self.fetch):
+            action()
+
+
 class WatchedParameters(dict):
     """A module's dictionary of parameters that tells the stage when one is read."""
 
@@ -423,13 +452,13 @@ def _after_forward(stage_ref: Ref, unit_ref: Ref, _: nn.Module, args: Any, outpu
         stage.watch_outputs(unit, outputs)
 
 
-def _first_grad(stage_ref: Ref, unit_ref: Ref, grad: torch.Tensor) -> None:
+def _first_grad(stage_ref: Ref, unit_ref: Ref) -> None:
     stage, unit = stage_ref(), unit_ref()
     if stage is not None:
         stage.pre_backward(unit)
 
 
-def _input_grad(stage_ref: Ref, unit_ref: Ref, left: list[int], grad: torch.Tensor) -> None:
+def _input_grad(stage_ref: Ref, unit_ref: Ref, left: list[int]) -> None:
     stage, unit = stage_ref(), unit_ref()
     left[0] -= 1
     if stage is not None and left[0] == 0:
