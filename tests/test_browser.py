@@ -78,7 +78,7 @@ def wait_for_server(address, server, log):
 
 def open_notebook(browser, address, name="00_start_here.ipynb"):
     page = browser.new_page(viewport={"width": 1280, "height": 960})
-    page.goto(f"{address}/lab/tree/{name}")
+    page.goto(f"{address}/lab/tree/{name}?reset")  # without what an earlier test left open
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
     page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=90_000)
     return page
