@@ -1,6 +1,7 @@
 """The loss scale, overflow on one rank, and what travels in which dtype."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 import zerolab
 from zerolab import comm
 from zerolab.errors import UsageError
-from zerolab.precision import LossScaler, clip_factor, square_sum
+from zerolab.precision import LossScaler, clip_factor, is_finite, square_sum
 
 INF = float("inf")
 
@@ -61,6 +62,20 @@ def test_norm_and_clipping_match_torch():
     norm = torch.nn.utils.clip_grad_norm_([param], 0.5)
     ours = values[:1000] * clip_factor(norm.double(), 0.5).float()
     torch.testing.assert_close(ours, param.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_an_infinity_or_nan_anywhere_is_seen_and_a_large_sum_is_none(dtype):
+    largest = torch.finfo(dtype).max
+    for values, finite in (
+        ([1.0, -1.0, 0.0], True),
+        ([largest, largest, largest], True),
+        ([INF, -INF, 1.0], False),
+        ([float("nan"), 1.0, 2.0], False),
+        ([], True),
+    ):
+        bucket = SimpleNamespace(reduced=torch.tensor(values, dtype=dtype))
+        assert is_finite(bucket) is finite
 
 
 class Line(nn.Module):
