@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from ..lab.merging import Merged
     from ..lab.workspace import Copied
 
 # Defaults that a learner may change in JupyterLab: no question about news at the first start,
@@ -67,8 +68,27 @@ def summary(copied: "Copied", workspace: Path) -> str:
     lines = [f"Your copy of the course: {workspace}"]
     lines += [f"  new      {name}" for name in copied.new]
     lines += [f"  updated  {name} (you had not changed it)" for name in copied.updated]
+    for name, merged in copied.merged.items():
+        lines += [f"  merged   {name}: {changes(merged)}"]
+        lines += [f"           as it was: {copied.backups[name]}"]
     lines += [f"  kept     {name} (yours; the course has a newer one)" for name in copied.kept]
     return "\n".join(lines)
+
+
+def changes(merged: "Merged") -> str:
+    """Say what a merge did to a notebook's cells."""
+    counts = {
+        "updated": merged.updated,
+        "new": merged.inserted,
+        "dropped by the course": merged.removed,
+        "of yours kept": merged.kept,
+    }
+    parts = [f"{len(ids)} {word}" for word, ids in counts.items() if ids]
+    text = f"cells: {', '.join(parts)}" if parts else "your text is unchanged"
+    if not merged.conflicts:
+        return text
+    names = ", ".join(merged.conflicts)
+    return f"{text}; the course's newer text stands in a cell below {names}"
 
 
 def command(workspace: Path, notebook: str, *, browser: bool) -> list[str]:

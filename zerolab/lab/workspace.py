@@ -1,17 +1,21 @@
-"""Chapter 0: the workspace, the learner's own copy of the course, which is never overwritten.
+"""Chapter 0: the workspace, the learner's own copy of the course, in which nothing is lost.
 
-Owns one rule. A notebook is copied when the workspace does not have it, and replaced by a newer
-one only while it is, byte for byte, the copy that was put there. What was put there is kept in
-`.zerolab/base/`, so that a later update can tell the learner's changes from the course's.
+Owns one rule. A notebook is copied when the workspace does not have it, replaced by a newer one
+while it is, byte for byte, the copy that was put there, and merged with it cell by cell
+otherwise (`merging`). What was put there is kept in `.zerolab/base/`, which tells the learner's
+changes from the course's; before a merge the learner's file is copied to `.zerolab/backup/`.
+Files are written beside their place and moved there, so that no crash leaves half of one.
 """
 
-import shutil
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UsageError
+from . import merging
 
 BASE = Path(".zerolab") / "base"
+BACKUP = Path(".zerolab") / "backup"
 DEFAULT = Path("workspace")
 
 
@@ -21,7 +25,9 @@ class Copied:
 
     new: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)  # untouched by the learner
-    kept: list[str] = field(default_factory=list)  # changed by the learner, and newer in the course
+    merged: dict[str, merging.Merged] = field(default_factory=dict)
+    backups: dict[str, Path] = field(default_factory=dict)  # of the merged ones, as they were
+    kept: list[str] = field(default_factory=list)  # newer in the course, and cannot be merged
 
 
 def course_folder() -> Path:
@@ -59,7 +65,7 @@ def notebook_of(course: Path, chapter: str) -> str:
 
 
 def fill(workspace: Path, course: Path) -> Copied:
-    """Bring a workspace up to date without touching what the learner changed.
+    """Bring a workspace up to date; what the learner wrote stays.
 
     Raises:
         UsageError: the workspace is a file, or lies inside the course.
@@ -72,21 +78,67 @@ def fill(workspace: Path, course: Path) -> Copied:
     (workspace / BASE).mkdir(parents=True, exist_ok=True)
     copied = Copied()
     for source in notebooks(course):
-        _bring(source, workspace / source.name, workspace / BASE / source.name, copied)
+        _bring(source, workspace, copied)
     return copied
 
 
-def _bring(source: Path, own: Path, base: Path, copied: Copied) -> None:
-    """Copy one notebook, if that costs the learner nothing."""
+def _bring(source: Path, workspace: Path, copied: Copied) -> None:
+    """Bring one notebook up to date: copy it, merge it, or leave it."""
+    own, base, new = workspace / source.name, workspace / BASE / source.name, source.read_bytes()
     if not own.exists():
         copied.new.append(own.name)
-    elif base.exists() and own.read_bytes() == base.read_bytes():
-        if source.read_bytes() == base.read_bytes():
-            return
+    elif not base.exists() and own.read_bytes() != new:
+        copied.kept.append(own.name)
+        return
+    elif not base.exists():
+        pass  # a copy made by hand
+    elif base.read_bytes() == new:
+        return
+    elif own.read_bytes() == base.read_bytes():
         copied.updated.append(own.name)
     else:
-        if not base.exists() or source.read_bytes() != base.read_bytes():
-            copied.kept.append(own.name)
+        _merge(workspace, own, base, new, copied)
         return
-    shutil.copyfile(source, own)
-    shutil.copyfile(source, base)
+    write(own, new)
+    write(base, new)
+
+
+def _merge(workspace: Path, own: Path, base: Path, new: bytes, copied: Copied) -> None:
+    """Merge one notebook; the base is replaced last, so that a cut-short merge is repeated."""
+    before = own.read_bytes()
+    try:
+        merged = merging.merge(*map(merging.parse, (base.read_bytes(), before, new)))
+    except merging.NotMergeable:
+        copied.kept.append(own.name)
+        return
+    copied.merged[own.name] = merged
+    copied.backups[own.name] = _back_up(workspace, own.name, before)
+    write(own, merging.to_bytes(merged.notebook))
+    write(base, new)
+
+
+def _back_up(workspace: Path, name: str, data: bytes) -> Path:
+    """Keep a copy under a number of its own; returns where, from the workspace on."""
+    (workspace / BACKUP).mkdir(parents=True, exist_ok=True)
+    number = 1
+    while (workspace / _numbered(name, number)).exists():
+        number += 1
+    write(workspace / _numbered(name, number), data)
+    return _numbered(name, number)
+
+
+def _numbered(name: str, number: int) -> Path:
+    return BACKUP / f"{Path(name).stem}.{number}.ipynb"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole, or as it was before."""
+    path = path.resolve()  # a link stays one
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        beside.chmod(path.stat().st_mode & 0o777)
+    beside.replace(path)
