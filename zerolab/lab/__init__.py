@@ -7,6 +7,7 @@ Reading order:
     child sandbox          ... in another process, which may hang or die
     cards checking         what the learner sees: check, hint, solution
     live training table    a run whose memory can be watched; runs side by side
+    prediction             a number to commit to before it is measured
     quiz_*                 questions: schema, bank, expression, units, grade, page, session
     progress               the learner's own log, and what it adds up to (progress_summary)
     workspace              where the learner's copy of the course lies
@@ -26,6 +27,7 @@ _HOME = {
     "compare": "table",
     "hint": "checking",
     "plugged": "plug",
+    "predict": "prediction",
     "quiz": "quiz_session",
     "reset": "plug",
     "running": "plug",

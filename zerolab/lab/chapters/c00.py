@@ -1,7 +1,7 @@
 """Chapter 0: the exercises of 00_start_here: who owns which slice, and how long the buffer is.
 
-Owns the checks and the wrong answers. References are numbers: positions 0, 1, 2, ... are laid
-out and cut by torch's `view`, and lengths are counted up one by one.
+Owns the checks, the wrong answers and the numbers to predict. References are numbers: positions
+0, 1, 2, ... are laid out and cut by torch's `view`, and lengths are counted up one by one.
 """
 
 import math
@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from .. import evidence
+from .. import evidence, training
 from ..exercise import Exercise, Mutant
 from ..outcome import Wrong
+from ..prediction import Prediction
 
 Function = Callable[..., Any]
 LAYOUTS = ((12, 4), (10, 4), (7, 2), (1, 3), (5, 5), (9, 1), (0, 2), (23, 8))  # (numel, N)
@@ -322,5 +323,44 @@ EXERCISES = (
                 (always_adds, rounds_down, adds_the_remainder, adds_the_most, divides_floats),
             )
         ),
+    ),
+)
+
+
+# 0.3, 0.4: numbers to predict.
+
+
+def states_at_stage_1() -> float:
+    """Return the MiB of states on one GPU: gpt-10m, bf16, stage 1."""
+    # Two steps: Adam's averages do not exist before the end of the first.
+    held = training.train(stage=1, steps=2).fullest.state_bytes
+    return sum(held.values()) / 2**20
+
+
+def passes_at_stage_3() -> float:
+    """Return how often the model's parameters cross the network in one step of stage 3."""
+    runs = [training.train(stage=stage, steps=1, model="gpt-1m") for stage in (1, 3)]
+    moved = [run.fullest.elements_moved for run in runs]
+    return 2 * moved[1] / moved[0]
+
+
+PREDICTIONS = (
+    Prediction(
+        id="0.3",
+        what="At stage 0 each GPU holds 16 bytes for each of 10,795,008 parameters: 164.7 MiB. "
+        "How much of that is left on one GPU at stage 1?",
+        unit="MiB",
+        measure=states_at_stage_1,
+        why="Parameters and gradients stay whole, 2 + 2 bytes each; master weights and both "
+        "averages, 4 + 8 bytes, are divided by the number of ranks.",
+    ),
+    Prediction(
+        id="0.4",
+        what="Stages 0, 1 and 2 move the model twice a step: as gradients and as parameters. "
+        "How often does stage 3 move it?",
+        unit="passes",
+        measure=passes_at_stage_3,
+        why="Parameters are gathered for forward, freed, and gathered again for backward; "
+        "gradients are reduced once.",
     ),
 )
