@@ -6,6 +6,7 @@ Reading order:
     plug evaluate          the answer becomes part of the engine; evidence is gathered
     child sandbox          ... in another process, which may hang or die
     cards checking         what the learner sees: check, hint, solution
+    hunting                a wrong engine, found by the evidence it leaves
     live training table    a run whose memory can be watched; runs side by side
     prediction             a number to commit to before it is measured
     quiz_*                 questions: schema, bank, expression, units, grade, page, session
@@ -23,6 +24,7 @@ from typing import Any
 _HOME = {
     "Training": "training",
     "begin": "checking",
+    "bug_hunt": "hunting",
     "check": "checking",
     "compare": "table",
     "hint": "checking",

@@ -27,6 +27,7 @@ class TinyRank:
     weights: torch.Tensor  # [26]
     optimizer_bytes: int
     moved: dict[str, int]  # elements by collective, in the last step
+    losses: tuple[float, ...]  # of its own batches
 
 
 def tiny_model() -> nn.Module:
@@ -60,16 +61,17 @@ def _tiny_rank(stage: int) -> TinyRank:
         "optimizer": {"type": "AdamW", "params": OPTIMIZER},
     }
     trainer, *_ = engine.initialize(model=model, config=config)
-    first_call = 0
+    first_call, losses = 0, []
     for step in range(STEPS):
         first_call = len(comm.records().collectives)
         inputs, targets = tiny_batch(comm.get_rank(), step)
-        trainer.backward(F.mse_loss(trainer(inputs), targets))
+        loss = trainer.backward(F.mse_loss(trainer(inputs), targets))
+        losses.append(float(loss.detach()))
         trainer.step()
     moved = _moved(comm.records().collectives[first_call:])
     held = trainer.state_bytes()["optimizer"]
     trainer.close()
-    return TinyRank(weights_of(model), held, moved)
+    return TinyRank(weights_of(model), held, moved, tuple(losses))
 
 
 def _moved(events: list[CollectiveEvent]) -> dict[str, int]:

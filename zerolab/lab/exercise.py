@@ -51,6 +51,8 @@ class Exercise:
         check: takes the learner's function, yields each fact that it proved, raises `Wrong`.
         hints: from a question to nearly the answer.
         mutants: wrong answers that the check must tell from right ones, and from each other.
+        hunted: names of the mutants that `lab.bug_hunt` may plug in: the evidence of each is
+            unlike that of every other mutant.
         seconds: after which the check counts as hanging.
     """
 
@@ -61,6 +63,7 @@ class Exercise:
     check: Check
     hints: tuple[str, ...]
     mutants: tuple[Mutant, ...]
+    hunted: tuple[str, ...] = ()
     seconds: float = 15.0
 
     @property

@@ -9,6 +9,7 @@ A line has `time` (seconds since 1970, UTC) and `event`, and with each event:
     attempt     exercise, outcome, mutant (the known wrong answer it equals, or "")
     hint        exercise, number (one above the last hint: the solution was shown)
     prediction  exercise, predicted, measured
+    hunt        exercise, mutant (the bug), named (the mutant whose belief was named), outcome
     quiz        chapter, question, kind, difficulty, answer (positions in the bank's order, or
                 text), outcome, score (0 to 1), tries, misconceptions
 
@@ -91,6 +92,11 @@ def note_hint(exercise_id: str, number: int) -> None:
 def note_prediction(exercise_id: str, predicted: float, measured: float) -> None:
     """Write down what was predicted, and what came out."""
     record("prediction", exercise=exercise_id, predicted=predicted, measured=measured)
+
+
+def note_hunt(exercise_id: str, mutant: str, named: str, outcome: Outcome) -> None:
+    """Write down what a bug was taken for, and how the hunt went on."""
+    record("hunt", exercise=exercise_id, mutant=mutant, named=named, outcome=outcome.value)
 
 
 def note_answer(chapter: str, question: str, fields: Mapping[str, Any]) -> None:
@@ -200,7 +206,11 @@ def read(log: Path) -> Iterator[dict[str, Any]]:
 
 def passed(log: Path) -> set[str]:
     """Return the exercises that have been passed."""
-    return {str(e.get("exercise")) for e in read(log) if e.get("outcome") == Outcome.PASS.value}
+    return {
+        str(e.get("exercise"))
+        for e in read(log)
+        if e["event"] == "attempt" and e.get("outcome") == Outcome.PASS.value
+    }
 
 
 def solved() -> set[str]:

@@ -305,6 +305,13 @@ EXERCISES = (
                 ),
             )
         ),
+        hunted=(
+            "stops_at_numel",
+            "counts_ranks_from_one",
+            "stop_is_the_last",
+            "returns_the_length",
+            "pads_each_shard",
+        ),
     ),
     Exercise(
         id="0.2",
@@ -323,6 +330,7 @@ EXERCISES = (
                 (always_adds, rounds_down, adds_the_remainder, adds_the_most, divides_floats),
             )
         ),
+        hunted=("always_adds", "rounds_down", "adds_the_remainder", "adds_the_most"),
     ),
 )
 
