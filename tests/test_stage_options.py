@@ -43,8 +43,8 @@ def test_small_parameters_stay_whole_and_enter_the_closed_form(plain):
     result = run("odd", 3, stage3_param_persistence_threshold=40)
     assert result["losses"] == plain["odd"]["losses"]
     # Larger than 40: the blocks' weights and the frozen weight, 49 elements each (51 padded),
-    # a bucket apiece. Smaller: root 35 + 7 + 1 + 9 + 3 + 35 + 5 = 95 trained (96 padded) and 7 frozen
-    # (9 padded); three biases of 7 (9 padded).
+    # a bucket apiece. Smaller: root 35 + 7 + 1 + 9 + 3 + 35 + 5 = 95 trained (96 padded) and
+    # 7 frozen (9 padded); three biases of 7 (9 padded).
     sharded, whole = 4 * 51 // 3, 96 + 9 + 3 * 9
     trained_whole = whole - 9
     assert result["state_bytes"]["param"] == 4 * (sharded + whole)

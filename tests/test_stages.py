@@ -169,8 +169,9 @@ def peak_gradients(stage):
 
 
 def test_stage_two_never_holds_a_full_set_of_gradients():
+    # One bucket on its way, one being filled, and the root's, which the head begins to fill first.
     for most, shard, bucket in comm.run(peak_gradients, 4, args=(2,)):
-        assert most <= shard + 2 * bucket
+        assert most <= shard + 3 * bucket < 4 * shard
     for most, shard, _ in comm.run(peak_gradients, 4, args=(1,)):
         assert most >= 4 * shard  # what stage 1 holds: the measurement can tell
 
