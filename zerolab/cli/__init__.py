@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from ..errors import DeadlockError, RankError, UsageError
-from . import demo, doctor, estimate, learn, progress_board, quiz, train
+from . import check, demo, doctor, estimate, learn, progress_board, quiz, train
 from .config import config_app
 
 SUCCESS, FAILURE, BAD_USAGE, OUT_OF_MEMORY, DEADLOCK, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -35,6 +35,7 @@ app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("estimate")(estimate.estimate)
+app.command("check")(check.check)
 app.command("quiz")(quiz.quiz)
 app.command("progress")(progress_board.progress)
 app.add_typer(config_app, name="config")
