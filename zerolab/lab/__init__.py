@@ -8,6 +8,7 @@ Reading order:
     cards checking         what the learner sees: check, hint, solution
     hunting                a wrong engine, found by the evidence it leaves
     live training table    a run whose memory can be watched; runs side by side
+    tracing                one step as a tree of calls, the learner's own among them
     prediction             a number to commit to before it is measured
     quiz_*                 questions: schema, bank, expression, units, grade, page, session
     progress               the learner's own log, and what it adds up to (progress_summary)
@@ -35,6 +36,7 @@ _HOME = {
     "running": "plug",
     "self_test": "quiz_self_test",
     "solution": "checking",
+    "trace": "tracing",
     "train": "training",
     "world_size": "training",
 }

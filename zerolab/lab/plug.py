@@ -128,6 +128,13 @@ def reference(target: str) -> Callable[..., Any]:
     return _plugged[target].original if target in _plugged else running(target)
 
 
+def codes() -> set[types.CodeType]:
+    """Return the code of everything that is plugged in: what runs as the learner's own."""
+    found = [entry.function for entry in _plugged.values()]
+    found += [member for own in found if isinstance(own, type) for member in vars(own).values()]
+    return {one.__code__ for one in found if isinstance(one, types.FunctionType)}
+
+
 def status(chapter: str) -> str:
     """Say of each exercise of a chapter whose function the engine runs on.
 

@@ -210,14 +210,7 @@ def train(
         UsageError: a value cannot work.
     """
     capacity = None if gpu_memory is None else device.parse_bytes(gpu_memory)
-    gpt.preset(model)
-    if dtype not in ("bf16", "fp32"):
-        raise UsageError(f'dtype {dtype!r} is unknown; give "bf16" or "fp32"')
-    if stage not in (0, 1, 2, 3):
-        raise UsageError(f"stage {stage!r} is no ZeRO stage; give 0, 1, 2 or 3")
-    if steps < 1:
-        raise UsageError(f"steps={steps} trains nothing; give 1 or more")
-    job = Job(model, stage, steps, dtype, micro_batch_size, seed=0)
+    job = make_job(stage, steps, model, dtype, micro_batch_size)
     if watch is None:
         return _run(job, capacity, lambda news: None)
     watch.capacity = capacity or 0
@@ -229,6 +222,22 @@ def train(
             str(training.error or "").split(" Of the allocated")[0],
         )
     return training
+
+
+def make_job(stage: int, steps: int, model: str, dtype: str, micro_batch_size: int = 1) -> Job:
+    """Return what every rank is told.
+
+    Raises:
+        UsageError: a value cannot work.
+    """
+    gpt.preset(model)
+    if dtype not in ("bf16", "fp32"):
+        raise UsageError(f'dtype {dtype!r} is unknown; give "bf16" or "fp32"')
+    if stage not in (0, 1, 2, 3):
+        raise UsageError(f"stage {stage!r} is no ZeRO stage; give 0, 1, 2 or 3")
+    if steps < 1:
+        raise UsageError(f"steps={steps} trains nothing; give 1 or more")
+    return Job(model, stage, steps, dtype, micro_batch_size, seed=0)
 
 
 def _run(job: Job, capacity: int | None, started: Callable[[live.Started], None]) -> Training:
