@@ -48,6 +48,7 @@ def mine(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.timeout(300)
 def test_a_half_done_notebook_gets_one_row_an_exercise_and_exit_code_1(mine, capsys):
     # Neither an old output nor a tag decides: nbval would let the tagged cell pass.
     write(mine, BEGIN, FLOORS, STARTER, "1 / 0")
@@ -73,6 +74,7 @@ def test_a_half_done_notebook_gets_one_row_an_exercise_and_exit_code_1(mine, cap
     assert f"on {results.hardware('lockstep')}" in shown
 
 
+@pytest.mark.timeout(300)
 def test_a_finished_notebook_passes_on_gloo_ranks(mine, capsys):
     write(mine, BEGIN, WORLD, BOUNDS, PADDED, RANKS + ' == ["gloo", "gloo"] or 1 / 0')
     assert cli.run(["check", "00", "--world", "gloo", "--workspace", str(mine)]) == 0
