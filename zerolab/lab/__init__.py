@@ -12,6 +12,7 @@ Reading order:
     prediction             a number to commit to before it is measured
     quiz_*                 questions: schema, bank, expression, units, grade, page, session
     progress               the learner's own log, and what it adds up to (progress_summary)
+    own_copy               a package that runs by itself, with the learner's functions in it
     workspace              where the learner's copy of the course lies
     chapters               the exercises of each chapter
 
@@ -29,6 +30,7 @@ _HOME = {
     "check": "checking",
     "compare": "table",
     "hint": "checking",
+    "my_zerolab": "own_copy",
     "plugged": "plug",
     "predict": "prediction",
     "quiz": "quiz_session",

@@ -25,6 +25,7 @@ class Plugged:
     function: Callable[..., Any]
     verified: bool  # its check passed
     original: Callable[..., Any]
+    written: Callable[..., Any]  # as the learner wrote it, in the notebook's namespace
 
 
 _plugged: dict[str, Plugged] = {}
@@ -75,7 +76,7 @@ def plug(target: str, function: Callable[..., Any], *, verified: bool) -> None:
     module, name = target_module(target), target.partition(":")[2]
     original = _plugged[target].original if target in _plugged else getattr(module, name)
     bound = rebind(function, module)
-    _plugged[target] = Plugged(bound, verified, original)
+    _plugged[target] = Plugged(bound, verified, original, function)
     setattr(module, name, bound)
 
 
@@ -126,6 +127,11 @@ def running(target: str) -> Callable[..., Any]:
 def reference(target: str) -> Callable[..., Any]:
     """Return the package's own function, whatever is plugged in."""
     return _plugged[target].original if target in _plugged else running(target)
+
+
+def entries() -> dict[str, Plugged]:
+    """Return what is plugged in, by target."""
+    return dict(_plugged)
 
 
 def codes() -> set[types.CodeType]:
