@@ -57,3 +57,24 @@ def test_case_equals_torch_or_is_refused_clearly(path, stage, world_size):
             case.check(result)
         for name, value in results[0]["params"].items():
             assert torch.equal(value, result["params"][name]), f"ranks differ in {name}"
+
+
+IN_PROCESSES = ("002a", "004", "023", "025", "109", "110")
+
+
+def test_cases_in_the_process_world_equal_the_lockstep_world():
+    for path in CASES:
+        if load(path).ID not in IN_PROCESSES:
+            continue
+        for stage in (1, 3):
+            try:
+                threads = comm.run(_engine, 2, args=(str(path), stage), timeout=60)
+            except RankError as error:
+                with pytest.raises(type(error), match=r"different|mismatch|experts"):
+                    comm.run(_engine, 2, "gloo", args=(str(path), stage), timeout=60)
+                continue
+            processes = comm.run(_engine, 2, "gloo", args=(str(path), stage), timeout=60)
+            for thread, process in zip(threads, processes, strict=True):
+                assert thread["losses"] == process["losses"], path.stem
+                for name, value in thread["params"].items():
+                    assert torch.equal(value, process["params"][name]), (path.stem, name)
