@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from zerolab import comm, device
 from zerolab.comm.process import slice_bounds
+from zerolab.comm import reduction
 from zerolab.errors import DeadlockError, MismatchError, PeerError, UsageError
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -503,3 +504,14 @@ def test_a_run_ends_under_a_debugger():
         assert comm.run(comm.get_rank, 2, "lockstep") == [0, 1]
     finally:
         sys.settrace(before)
+
+
+@pytest.mark.parametrize("divisor", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dividing_by_a_product_changes_no_bit(divisor, dtype):
+    smallest = torch.finfo(dtype).tiny
+    values = torch.cat([torch.randn(1000), torch.tensor([0.0, 3.0, -1e30, float("inf")])]).to(dtype)
+    values = torch.cat([values, values[:50] * smallest])  # numbers that lose digits
+    expected = values / divisor
+    reduction.divide(values, divisor)
+    assert torch.equal(values, expected)

@@ -46,8 +46,7 @@ def reduce_rows(rows: Sequence[Tensor], op: str, out: Tensor) -> None:
 def _sum_block(rows: list[Tensor], divisor: int, out: Tensor, partial: Tensor) -> None:
     """Add in the dtype of the rows; only the last addition writes `out`, a row perhaps."""
     _fold(torch.add, rows, out, partial)
-    if divisor > 1:
-        out.div_(divisor)
+    divide(out, divisor)
 
 
 def _max_block(rows: list[Tensor], divisor: int, out: Tensor, partial: Tensor) -> None:
@@ -60,9 +59,16 @@ def _low_block(rows: list[Tensor], divisor: int, out: Tensor, partial: Tensor) -
     partial.copy_(rows[0])
     for row in rows[1:]:
         partial.add_(row)
-    if divisor > 1:
-        partial.div_(divisor)
+    divide(partial, divisor)
     out.copy_(partial)
+
+
+def divide(values: Tensor, divisor: int) -> None:
+    """Divide in place. By a power of two a product gives the same bits, in half the time."""
+    if divisor & (divisor - 1):
+        values.div_(divisor)
+    elif divisor > 1:
+        values.mul_(1.0 / divisor)
 
 
 def _fold(combine: Callable[..., Tensor], rows: list[Tensor], out: Tensor, partial: Tensor) -> None:
