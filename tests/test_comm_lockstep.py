@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 
 from zerolab import comm, device
-from zerolab.comm.process import slice_bounds
 from zerolab.comm import reduction
+from zerolab.comm.process import slice_bounds
 from zerolab.errors import DeadlockError, MismatchError, PeerError, UsageError
 
 WORLD_SIZES = (1, 2, 3, 4)
