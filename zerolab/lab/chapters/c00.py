@@ -109,12 +109,15 @@ def _check_lengths(slices: Slices) -> None:
 def _check_order(slices: Slices) -> None:
     before = 0
     for rank, (start, stop) in enumerate(slices.ranges):
-        if start < before:
+        if start < 0:
+            what = f"rank {rank} starts at {start}, but elements count from 0."
+        elif start < before:
             what = f"ranks {rank - 1} and {rank} both own element {start}."
         else:
             what = f"nobody owns element {before}."
         if start != before:
-            raise slices.wrong(rank, what, f"rank {rank} starts at {before}")
+            here = f"where rank {rank - 1} stops" if rank else "at 0"
+            raise slices.wrong(rank, what, f"rank {rank} starts {here}")
         before = stop
 
 
