@@ -35,7 +35,7 @@ BOX = (
 LABEL = (
     "text-align:left;vertical-align:top;padding:1px 14px 1px 0;font-weight:600;white-space:nowrap"
 )
-VALUE = "text-align:left;vertical-align:top;padding:1px 0"
+VALUE = "text-align:left;vertical-align:top;padding:1px 0;overflow-wrap:anywhere"
 MONO = "font-family:var(--jp-code-font-family,monospace);font-size:0.95em;white-space:pre-wrap"
 
 
