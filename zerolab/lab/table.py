@@ -31,7 +31,8 @@ class Table:
 
     def rows(self) -> list[list[str]]:
         """Return the table as text, heading first; sizes in MiB, on the fullest GPU."""
-        heading = ["MiB per GPU", *self.KINDS, "states", "at the peak", "moved a step", "losses"]
+        sizes = ["MiB per GPU", *self.KINDS, "states", "at the peak"]
+        heading = [*sizes, "elements moved a step", "losses"]
         return [heading, *(self._row(training) for training in self.trainings)]
 
     def _row(self, training: Training) -> list[str]:
