@@ -93,7 +93,8 @@ def work(job: Job, result_fd: int, output_fd: int, stack: IO[bytes]) -> None:
     try:
         report = evaluate_job(job)
     except BaseException as error:
-        text = f"The answer cannot be evaluated: {type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        text = f"The answer cannot be evaluated: {what}"
         report = asdict(Report(job.exercise, Outcome.EXCEPTION, text, usable=False))
     if os.getpid() != own_pid:
         os._exit(0)  # a copy that the answer forked: the report is not its business
