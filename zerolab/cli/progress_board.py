@@ -82,6 +82,8 @@ def exercise_table(row: "ChapterRow") -> Any:
 
     columns = ["exercise", "outcome", "attempts", "hints", "minutes", "tripped over"]
     table = new_table(f"chapter {row.chapter}", columns)
+    last = table.columns[-1]
+    last.no_wrap, last.justify = False, "left"  # the only text that may need several lines
     for one in row.exercises:
         table.add_row(
             f"{one.id} {one.name}",
