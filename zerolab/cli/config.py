@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..config import Report
 
 VALID, INVALID = 0, 2
+KEY_WIDTH = 38  # keys up to this long stay whole in a terminal of 80 columns
 COLOURS = {"error": "bold red", "needs": "bold red", "warning": "yellow", "note": "cyan"}
 STATUS_COLOURS = {
     "works": "green",
@@ -151,6 +152,7 @@ def _draw(report: "Report") -> None:
     table = _table("key", "value", "here", "what it does", title=title)
     for row in explain.rows(report):
         table.add_row(row.key, escape(row.value), _status(row.status), row.does)
+    table.columns[0].no_wrap = all(len(row.key) <= KEY_WIDTH for row in explain.rows(report))
     console.print(table)
     if explain.batch(report):
         console.print(f"Batch: {explain.batch(report)}")
