@@ -67,6 +67,7 @@ def run(
         group=-1,
         epoch=-1,
         call=call,
+        luggage=travel.pack_luggage(),
         gpu_memory=gpu_memory,
         ledger=ledger,
         random=rng.capture(),

@@ -1,8 +1,10 @@
 """Chapter 2: what travels between the caller and its rank processes, as bytes.
 
-Owns nothing. Functions of a notebook or a script travel by value, so that a rank needs neither
-the notebook nor the file, and sees the latest edit. Exceptions travel with their type where
-they can; the source lines of notebook cells travel too, so that a table can quote them.
+Owns the list of what else travels with every call (`register_luggage`), such as the functions
+that a learner has plugged in. Functions of a notebook or a script travel by value, so that a
+rank needs neither the notebook nor the file, and sees the latest edit. Exceptions travel with
+their type where they can; the source lines of notebook cells travel too, so that a table can
+quote them.
 """
 
 import importlib
@@ -13,7 +15,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -73,6 +75,28 @@ def _own_module_by_value(fn: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+Scope = Callable[[], AbstractContextManager[Any]]
+
+_luggage: dict[str, Callable[[], Scope | None]] = {}
+
+
+def register_luggage(name: str, make: Callable[[], Scope | None]) -> None:
+    """Let something from outside this package travel to rank processes with every call.
+
+    Args:
+        name: whose it is; registering a name again replaces it.
+        make: called when ranks are about to be started; returns what every rank process enters
+            around the user's function, or None when there is nothing to take along.
+    """
+    _luggage[name] = make
+
+
+def pack_luggage() -> list[bytes]:
+    """Turn what is to be taken along into bytes."""
+    scopes = [make() for make in _luggage.values()]
+    return [pack(scope) for scope in scopes if scope is not None]
 
 
 def unpack(data: bytes) -> Any:

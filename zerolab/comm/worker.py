@@ -44,6 +44,7 @@ class Job:
     group: int  # number of the torch.distributed group; a new number means a new group
     epoch: int  # number of the run
     call: bytes  # of the function and its arguments
+    luggage: list[bytes]  # of what is entered around the function
     gpu_memory: int | str | None
     ledger: bool
     random: rng.State
@@ -211,8 +212,11 @@ def _leave() -> None:
 def _call(job: Job, group: ProcessGroup) -> Any:
     """Run the user's function with the caller's dice."""
     fn, args = travel.unpack(job.call)
-    rng.restore(job.random)
-    return current.on_virtual_gpu(group, fn, args, job.gpu_memory, job.ledger)
+    with contextlib.ExitStack() as scopes:
+        for luggage in job.luggage:
+            scopes.enter_context(travel.unpack(luggage)())
+        rng.restore(job.random)
+        return current.on_virtual_gpu(group, fn, args, job.gpu_memory, job.ledger)
 
 
 def _failed(error: BaseException) -> tuple:

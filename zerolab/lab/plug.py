@@ -3,7 +3,8 @@
 Owns the list of what is plugged in. The engine looks every exercise up through its module
 (`flat.shard_bounds(...)`), so that setting the module's attribute is enough. A plugged
 function sees the names of that module first and the notebook's functions, classes and
-modules after them: a scratch variable of the notebook cannot break the engine.
+modules after them: a scratch variable of the notebook cannot break the engine. What is plugged in
+travels to rank processes with every run, and is taken out there when the run ends.
 """
 
 import types
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..comm import travel
 from . import exercise as exercises
 from .exercise import target_module
 
@@ -37,7 +39,7 @@ class Namespace(dict):
     def __init__(self, module: types.ModuleType, notebook: dict[str, Any]) -> None:
         super().__init__(__builtins__=__builtins__, __name__=module.__name__)
         self._module = module
-        self._notebook = notebook
+        self._notebook = notebook._notebook if isinstance(notebook, Namespace) else notebook
 
     def __missing__(self, name: str) -> Any:
         if name in vars(self._module):
@@ -49,20 +51,60 @@ class Namespace(dict):
 
 
 def rebind(function: Callable[..., Any], module: types.ModuleType) -> Callable[..., Any]:
-    """Return the function as if it had been written in `module`; other callables as they are."""
-    if not isinstance(function, types.FunctionType):
-        return function
-    namespace = Namespace(module, function.__globals__)
+    """Return a function or class as if it had been written in `module`; other callables as is."""
+    if isinstance(function, type):
+        return _rebind_class(function, module)
+    if isinstance(function, types.FunctionType):
+        return _rebind_function(function, module, function.__closure__)
+    return function
+
+
+def _rebind_function(
+    function: types.FunctionType,
+    module: types.ModuleType,
+    closure: tuple[types.CellType, ...] | None,
+) -> types.FunctionType:
     bound = types.FunctionType(
         function.__code__,
-        namespace,
+        Namespace(module, function.__globals__),
         function.__name__,
         function.__defaults__,
-        function.__closure__,
+        closure,
     )
     bound.__kwdefaults__ = function.__kwdefaults__
     bound.__doc__ = function.__doc__
+    bound.__qualname__ = function.__qualname__
+    bound.__dict__.update(function.__dict__)
     return bound
+
+
+def _rebind_class(own: type, module: types.ModuleType) -> type:
+    """Return a copy of a class whose methods are rebound; `super()` in them finds the copy."""
+    if "__slots__" in vars(own):
+        return own  # a copy would clash with its own descriptors
+    itself = types.CellType()
+    members = {
+        name: _rebind_member(member, module, itself)
+        for name, member in vars(own).items()
+        if name not in ("__dict__", "__weakref__")
+    }
+    copy = type(own)(own.__name__, own.__bases__, members)
+    itself.cell_contents = copy
+    return copy
+
+
+def _rebind_member(member: Any, module: types.ModuleType, itself: types.CellType) -> Any:
+    if isinstance(member, staticmethod | classmethod):
+        return type(member)(_rebind_member(member.__func__, module, itself))
+    if isinstance(member, property):
+        parts = (member.fget, member.fset, member.fdel)
+        return property(*(_rebind_member(part, module, itself) for part in parts))
+    if not isinstance(member, types.FunctionType):
+        return member
+    names = member.__code__.co_freevars
+    cells = member.__closure__ or ()
+    closure = [itself if n == "__class__" else c for n, c in zip(names, cells, strict=True)]
+    return _rebind_function(member, module, tuple(closure) if cells else None)
 
 
 def plug(target: str, function: Callable[..., Any], *, verified: bool) -> None:
@@ -127,6 +169,50 @@ def running(target: str) -> Callable[..., Any]:
 def reference(target: str) -> Callable[..., Any]:
     """Return the package's own function, whatever is plugged in."""
     return _plugged[target].original if target in _plugged else running(target)
+
+
+@dataclass(frozen=True, slots=True)
+class Travelling:
+    """What is plugged in here, on its way to a rank process: each function as bytes."""
+
+    functions: tuple[tuple[str, bytes, bool], ...]  # target, function, verified
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Plug it in there, for one run."""
+        reset()
+        for target, data, verified in self.functions:
+            function, _ = travel.unpack(data)
+            plug(target, function, verified=verified)
+        try:
+            yield
+        finally:
+            reset()
+
+
+def travelling() -> Travelling | None:
+    """Return what rank processes are to plug in, None when nothing is.
+
+    Raises:
+        UsageError: a function uses something that cannot leave this process.
+    """
+    if not _plugged:
+        return None
+    return Travelling(
+        tuple(
+            (target, travel.pack_call(entry.written, ()), entry.verified)
+            for target, entry in _plugged.items()
+        )
+    )
+
+
+travel.register_luggage("lab.plug", travelling)
+
+
+def code_of(answer: Any) -> types.CodeType | None:
+    """Return the code of a function, or of the first method of a class; None for others."""
+    members = vars(answer).values() if isinstance(answer, type) else [answer]
+    return next((m.__code__ for m in members if isinstance(m, types.FunctionType)), None)
 
 
 def entries() -> dict[str, Plugged]:
