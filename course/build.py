@@ -6,9 +6,12 @@ writes `course/NN_name.ipynb` for the learner and `solutions/NN_name.ipynb` with
     # %% [markdown] LABEL [tags=a,b] [hidden]        prose, in comment lines
     # %% LABEL [tags=a,b] [hidden]                   code
     # %% exercise zerolab.flat:shard_bounds          a function of the package, then these lines
+    # %% exercise zerolab.zero1:Zero1.reduce, Zero1.publish    a class, these methods to be written
+    # %% exercise zerolab.zero1:Zero1                a class, all of its methods to be written
 
 Phases: cut the source into cells, fetch each exercise from the package by its syntax tree
-(signature, docstring and a raise for the learner; the whole function in the solution), give
+(signature, docstring and a raise for the learner; the whole function in the solution; of a
+class the methods that are not to be written stay as they are), give
 every cell the id that its label names, and run the solution where a cell asks for its output
 to be kept (tag `nbval-check-output`). A cell id never depends on a position, so that an
 inserted cell costs no learner an answer.
@@ -75,15 +78,24 @@ def parse_cell(header: str, body: str, file: str) -> Cell:
     hidden = "hidden" in words
     tags = tuple(t for w in words if w.startswith("tags=") for t in w[5:].split(","))
     words = [w for w in words if w != "hidden" and not w.startswith("tags=")]
+    if words[:1] == ["exercise"]:
+        words = ["exercise", *([" ".join(words[1:])] if words[1:] else [])]
     kind = {"[markdown]": "markdown", "exercise": "exercise"}.get(words[0] if words else "", "code")
     names = words if kind == "code" else words[1:]
     if len(names) != 1:
         raise SourceError(f"{file}: `# %%{header}` needs exactly one label; give the cell a name")
     target = names[0] if kind == "exercise" else ""
-    label = f"exercise-{target.partition(':')[2].lower()}" if target else names[0]
+    label = exercise_label(target) if target else names[0]
     if not LABEL.fullmatch(label):
         raise SourceError(f"{file}: label {label!r} may hold only a-z, 0-9, - and _")
     return Cell(kind, label, target, tags, hidden, body.strip("\n"))
+
+
+def exercise_label(target: str) -> str:
+    """Return an exercise's label: the function's name, or the class's and its methods'."""
+    names = target.partition(":")[2].replace(" ", "").split(",")
+    words = [names[0].partition(".")[0], *(m for n in names if (m := n.partition(".")[2]))]
+    return "-".join(["exercise", *words]).lower()
 
 
 # Phase 2: fetch an exercise from the package.
@@ -98,29 +110,67 @@ class Exercise:
 
 
 def find_exercise(target: str) -> Exercise:
-    """Return the answer and the stub of ``module:function``, as the package has them."""
-    module, _, name = target.partition(":")
+    """Return the answer and the stub of an exercise, as the package has them.
+
+    Args:
+        target: "module:function", "module:Class" or "module:Class.method, Class.other".
+    """
+    module, _, names = target.partition(":")
     path = ROOT / (module.replace(".", "/") + ".py")
     if not path.exists():
         raise SourceError(f"exercise {target}: there is no {path.relative_to(ROOT)}")
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
+    name, methods = split_names(names, target)
     node = next((n for n in tree.body if getattr(n, "name", None) == name), None)
-    if not isinstance(node, ast.FunctionDef):
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
         raise SourceError(f"exercise {target}: {module} has no function {name}")
-    if ast.get_docstring(node) is None:
-        raise SourceError(f"exercise {target}: a docstring must state the contract")
+    emptied = methods_of(node, methods, target) if isinstance(node, ast.ClassDef) else [node]
     lines = source.splitlines()
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+    first = first_line(node)
+    answer = lines[first : node.end_lineno]
+    stub = list(answer)
+    for function in reversed(emptied):
+        if ast.get_docstring(function) is None:
+            raise SourceError(f"exercise {target}: a docstring must state the contract")
+        stub[body_start(function) - first : (function.end_lineno or 0) - first] = [
+            f'{" " * function.body[0].col_offset}raise NotImplementedError("Exercise: '
+            f'{function.name}")'
+        ]
     imports = needed_imports(tree, node, module)
-    head = "\n".join(lines[first : node.body[0].end_lineno])
-    answer = "\n".join(lines[first : node.end_lineno])
-    stub = f'{head}\n    raise NotImplementedError("Exercise: {name}")'
-    return Exercise(imports + answer, imports + stub)
+    return Exercise(imports + "\n".join(answer), imports + "\n".join(stub))
 
 
-def needed_imports(tree: ast.Module, node: ast.FunctionDef, module: str) -> str:
-    """Return the module's import lines that the function needs to stand alone in a cell."""
+def split_names(names: str, target: str) -> tuple[str, list[str]]:
+    """Split "Zero1.reduce, Zero1.publish" into the class and its methods."""
+    pairs = [name.strip().partition(".") for name in names.split(",")]
+    whole = [owner for owner, _, method in pairs if not method]
+    if len({owner for owner, _, _ in pairs}) != 1 or (whole and len(pairs) > 1):
+        raise SourceError(f"exercise {target}: name one function, or methods of one class")
+    return pairs[0][0], [method for _, _, method in pairs if method]
+
+
+def methods_of(node: ast.ClassDef, names: list[str], target: str) -> list[ast.FunctionDef]:
+    """Return the methods that the learner writes, in the order of the source; all for no names."""
+    methods = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+    for name in names:
+        if name not in {method.name for method in methods}:
+            raise SourceError(f"exercise {target}: class {node.name} has no method {name}")
+    return [method for method in methods if not names or method.name in names]
+
+
+def first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
+    """Return the index of a definition's first line, its decorators included."""
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+
+
+def body_start(function: ast.FunctionDef) -> int:
+    """Return the index of the line after a function's docstring."""
+    return function.body[0].end_lineno or 0
+
+
+def needed_imports(tree: ast.Module, node: ast.FunctionDef | ast.ClassDef, module: str) -> str:
+    """Return the module's import lines that a definition needs to stand alone in a cell."""
     used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     statements = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
     wanted = [line for n in statements for line in import_lines(n, used, module)]

@@ -143,6 +143,9 @@ def test_learner_notebook_holds_no_outputs():
         ("# %% exercise zerolab.nowhere:f\n", "there is no zerolab/nowhere.py"),
         ("# %% exercise zerolab.flat:nothing\n", "zerolab.flat has no function nothing"),
         ("# %% exercise zerolab.flat:Range\n", "has no function Range"),
+        ("# %% exercise zerolab.zero1:Zero1.add\n", "class Zero1 has no method add"),
+        ("# %% exercise zerolab.zero1:Zero1.reduce, Zero2.step\n", "methods of one class"),
+        ("# %% exercise zerolab.zero1:Zero1, Zero1.reduce\n", "methods of one class"),
     ],
 )
 def test_a_source_that_cannot_be_built_says_which_rule(tmp_path, text, message):
@@ -155,6 +158,29 @@ def test_an_exercise_brings_the_imports_it_needs():
     assert exercise.stub.startswith("import torch\n\n\ndef view(")
     exercise = build.find_exercise("zerolab.bucket:collect")
     assert "from zerolab import device\nfrom zerolab import flat\n" in exercise.stub
+
+
+MOMENT = "# %% exercise zerolab.zero1:Zero1.reduce, Zero1.publish\nlab.check('4.4', Zero1)\n"
+
+
+def test_a_moment_empties_the_named_methods_and_keeps_the_rest_of_the_class(tmp_path):
+    learner, solution = build.build_chapter(write(tmp_path, MOMENT), tmp_path)
+    stub = "".join(cells_of(learner)["exercise-zero1-reduce-publish"]["source"])
+    answer = "".join(cells_of(solution)["exercise-zero1-reduce-publish"]["source"])
+    package = (ROOT / "zerolab/zero1.py").read_text()
+    assert answer.split("\n\n\n")[1] in package and stub.endswith("lab.check('4.4', Zero1)")
+    for text in (stub, answer):
+        exec(text.rpartition("\n\n\n")[0], {})  # it stands alone in a cell
+        assert text.startswith("from zerolab import comm\nfrom zerolab import ddp\n")
+        assert "return [bucket.rank]" in text and '"""Start the mean of the own slice' in text
+    assert "reduce_scatter" in answer and "reduce_scatter" not in stub
+    for name in ("reduce", "publish"):
+        assert f'        raise NotImplementedError("Exercise: {name}")\n' in stub
+
+
+def test_a_class_without_named_methods_is_emptied_altogether():
+    stub = build.find_exercise("zerolab.zero1:Zero1").stub
+    assert stub.count("raise NotImplementedError") == 3 and "return" not in stub.split('"""')[-1]
 
 
 def test_unknown_option_is_bad_usage(capsys):

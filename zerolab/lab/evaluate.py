@@ -8,7 +8,7 @@ Phases: lay the tripwire, plug the answer in, gather evidence, turn whatever hap
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -58,8 +58,15 @@ def tripwire(function: Any) -> Iterator[None]:
     """Let every call of `function`, under whatever name, raise `ReferenceCalled`.
 
     The code object is replaced, not a name: an alias taken before is the same function object.
+    Of a class, every method is guarded that can be.
     """
-    if not isinstance(function, FunctionType):
+    if isinstance(function, type):
+        with ExitStack() as methods:
+            for method in vars(function).values():
+                methods.enter_context(tripwire(method))
+            yield
+        return
+    if not isinstance(function, FunctionType) or function.__code__.co_freevars:
         yield
         return
 
@@ -88,9 +95,10 @@ def _attempt(exercise: Exercise, answer: Callable[..., Any]) -> Report:
     """Run the check once."""
     report = Report(exercise.id, Outcome.PASS)
     original = plug.reference(exercise.target)
-    recorder = Recorder(plug.rebind(answer, exercise.module), exercise.name)
+    bound = plug.rebind(answer, exercise.module)
+    recorder = bound if isinstance(bound, type) else Recorder(bound, exercise.name)
     try:
-        if getattr(answer, "__code__", None) is original.__code__:
+        if _is_reference(answer, original):
             raise ReferenceCalled(exercise.name)
         with tripwire(original), plug.plugged(exercise.target, recorder):
             for fact in exercise.check(recorder):
@@ -98,9 +106,16 @@ def _attempt(exercise: Exercise, answer: Callable[..., Any]) -> Report:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        explain(report, error, exercise, recorder.call)
+        explain(report, error, exercise, getattr(recorder, "call", ""))
         _locate(report, error, answer)
     return report
+
+
+def _is_reference(answer: Any, original: Any) -> bool:
+    """Whether an answer is the package's own, or a class that inherits it."""
+    if isinstance(original, type):
+        return isinstance(answer, type) and issubclass(answer, original)
+    return getattr(answer, "__code__", None) is original.__code__
 
 
 def _look_alike(exercise: Exercise, report: Report) -> Mutant | None:
@@ -151,7 +166,7 @@ def describe(error: BaseException) -> str:
 
 def _locate(report: Report, error: BaseException, answer: Callable[..., Any]) -> None:
     """Note the last line of the learner's own code that the error passed through."""
-    code = getattr(answer, "__code__", None)
+    code = plug.code_of(answer)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if code is not None and f.filename == code.co_filename]
     if own and report.outcome not in (Outcome.FAIL, Outcome.UNATTEMPTED):

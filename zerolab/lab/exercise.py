@@ -115,8 +115,9 @@ def find(exercise_id: str) -> Exercise:
 
 
 def source_of(exercise: Exercise) -> str:
-    """Return the package's text of the function, whatever is plugged in at the moment."""
+    """Return the package's text of the function or class, whatever is plugged in at the moment."""
     source = inspect.getsource(sys.modules[exercise.module.__name__])
     lines = source.splitlines(keepends=True)
-    first = next(i for i, text in enumerate(lines) if text.startswith(f"def {exercise.name}("))
+    heads = (f"def {exercise.name}(", f"class {exercise.name}(", f"class {exercise.name}:")
+    first = next(i for i, text in enumerate(lines) if text.startswith(heads))
     return "".join(inspect.getblock(lines[first:])).rstrip()

@@ -14,6 +14,7 @@ import builtins
 import hashlib
 import inspect
 import json
+import linecache
 import shutil
 import sys
 import textwrap
@@ -118,7 +119,7 @@ def text_of(target: str, entry: plug.Plugged) -> Text:
 
 def _source(thing: Callable[..., Any], target: str) -> str:
     try:
-        source = textwrap.dedent(inspect.getsource(thing)).strip()
+        source = textwrap.dedent(_written(thing)).strip()
         body = ast.parse(source).body
     except (OSError, TypeError, SyntaxError):
         body, source = [], ""
@@ -128,6 +129,16 @@ def _source(thing: Callable[..., Any], target: str) -> str:
             "in a cell of its own, and run its check again"
         )
     return source
+
+
+def _written(thing: Any) -> str:
+    """Return the text of a function, or of a class: of one in a cell inspect knows no file."""
+    code = plug.code_of(thing)
+    if not isinstance(thing, type) or code is None:
+        return inspect.getsource(thing)
+    text = "".join(linecache.getlines(code.co_filename))
+    nodes = [n for n in ast.parse(text).body if getattr(n, "name", "") == thing.__name__]
+    return (ast.get_source_segment(text, nodes[-1]) or "") if nodes else ""
 
 
 def _helpers(thing: Any, module: dict[str, Any], seen: set[str]) -> Iterator[str]:
