@@ -44,7 +44,8 @@ def print_summary(outcome: Outcome, settings: Config, job: Job) -> None:
 
 def memory_table(reports: Sequence[RankReport]) -> Table:
     """Show the bytes of every rank: model states when gradients were ready, and the peak."""
-    table = new_table("bytes a rank, in MiB", ["rank", *STATES, "states", "peak"])
+    title = "MiB on each rank when gradients are ready"
+    table = new_table(title, ["rank", *STATES, "states", "peak"])
     for report in reports:
         states = [report.state_bytes.get(kind) for kind in STATES]
         total = sum(report.state_bytes.values()) if report.state_bytes else None
@@ -65,10 +66,10 @@ def speed(report: RankReport, settings: Config, job: Job) -> str:
     """Say how far the loss fell and how fast tokens went by, the first step left out."""
     times = report.step_seconds[1:] or report.step_seconds
     tokens = settings.train_batch_size * job.model.seq_len * len(times)
-    return (
-        f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f} in {len(report.losses)} steps, "
-        f"{tokens / sum(times):,.0f} tokens/s on all ranks together"
-    )
+    steps = len(report.losses)
+    first, last = (f"{report.losses[number]:.4f}" for number in (0, -1))
+    fell = f"loss {first} -> {last} in {steps} steps" if steps > 1 else f"loss {first} in 1 step"
+    return f"{fell}, {tokens / sum(times):,.0f} tokens/s on all ranks together"
 
 
 def printable(text: str) -> str:
