@@ -13,7 +13,7 @@ from .merge import DTYPE_NAMES
 
 
 def to_json(outcome: Outcome, settings: Config) -> str:
-    """Write an outcome as one line of JSON; `error` is there only when the run failed."""
+    """Write an outcome as one line of JSON; `error` and `sample` only where there is one."""
     first = outcome.first
     fields: dict[str, Any] = {
         "stage": settings.stage,
@@ -23,6 +23,8 @@ def to_json(outcome: Outcome, settings: Config) -> str:
         "step_seconds": first.step_seconds if first else [],
         "ranks": [_rank(report) for report in outcome.reports],
     }
+    if first is not None and first.sample:
+        fields["sample"] = first.sample
     if outcome.error is not None:
         fields["error"] = str(outcome.error) or type(outcome.error).__name__
     return json.dumps(fields)
