@@ -11,8 +11,40 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from . import comm, optim, precision
+from . import comm, homes, optim, precision, sharded_param
 from . import config as config_
+from .errors import UsageError
+
+
+def refuse_taken(model: nn.Module) -> None:
+    """Raise UsageError for a model that another engine trains, or has left without values."""
+    for name, param in model.named_parameters():
+        if isinstance(param, sharded_param.ShardedParameter):
+            continue
+        home = homes.find(param)
+        if home is not None and home.bucket.trainable and home.engine.sharding.handles:
+            raise UsageError(
+                f"parameter {name} is trained by another engine already: go on with that one, or "
+                "end it with engine.close() first, or give initialize a new model"
+            )
+        if sharded_param.is_placeholder(param):
+            raise UsageError(
+                f"the values of parameter {name} lie in the shards of another engine: give "
+                "initialize a new model, with the state of engine.module_state_dict() if need be"
+            )
+
+
+def refuse_strangers(model: nn.Module, built: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer with parameters that the model does not have."""
+    known = set(model.parameters())
+    for group in built.param_groups:
+        for param in group["params"]:
+            if param not in known:
+                raise UsageError(
+                    f"the optimizer has a parameter of shape {tuple(param.shape)} that is not in "
+                    "the model, so it would never be updated: make the optimizer from "
+                    "model.parameters(), and a new one for every engine"
+                )
 
 
 def optimizer(

@@ -17,9 +17,10 @@ the order is the only thing that tells the ranks which bucket they are talking a
 Source: Li et al., PyTorch Distributed (2020), section 3; DeepSpeed `stage: 0`.
 """
 
+import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,11 +155,17 @@ class DDP:
     # -- hooks ------------------------------------------------------------------------------
 
     def register_hooks(self) -> None:
-        """Ask autograd to call `grad_ready` when it has accumulated a parameter's gradient."""
+        """Ask autograd to call `grad_ready` when it has accumulated a parameter's gradient.
+
+        A parameter that the optimizer has and that is frozen may be unfrozen later: torch only
+        takes a hook while it is not.
+        """
         for bucket in self.trainable:
             for position, slot in enumerate(bucket.slots):
-                hook = _weak_hook(self, bucket, position)
+                hook, frozen = _weak_hook(self, bucket, position), not slot.param.requires_grad
+                slot.param.requires_grad_(True)
                 self.handles.append(slot.param.register_post_accumulate_grad_hook(hook))
+                slot.param.requires_grad_(not frozen)
 
     def remove_hooks(self) -> None:
         """Take every hook out again."""
@@ -319,6 +326,22 @@ class DDP:
             bucket.used.clear()
             bucket.state = GradState.EMPTY
 
+    def abandon(self) -> None:
+        """A backward or a step broke off: forget its gradients, which are not whole.
+
+        What is in flight ends first, well or not: a collective must not lose its memory.
+        """
+        while self.in_flight:
+            bucket = self.in_flight.popleft()
+            settle([bucket.work] if bucket.work is not None else [])
+            bucket.work = bucket.incoming = None
+        for bucket in self.trainable:
+            bucket.arrived.clear()
+            for slot in bucket.slots:
+                slot.param.grad = None
+        self.drop_grads()
+        self.flushed, self.flushes, self.next_launch = True, 0, 0
+
     def before_model(self) -> None:
         """A forward of the whole model begins."""
 
@@ -327,6 +350,13 @@ class DDP:
 
     def before_backward(self) -> None:
         """Backward from an output of the whole model begins."""
+
+
+def settle(works: Sequence[comm.Work]) -> None:
+    """Wait for collectives whose results nobody will use, also for those that fail."""
+    for work in works:
+        with contextlib.suppress(Exception):
+            work.wait()
 
 
 def _weak_hook(stage: DDP, bucket: Bucket, position: int) -> Callable[[nn.Parameter], None]:

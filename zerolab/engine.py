@@ -169,10 +169,11 @@ class Engine(nn.Module):
         """
         _check_loss(loss)
         device.set_phase("backward")
-        self.sharding.before_backward()
-        scaled = loss * (self.scaler.scale / self.gradient_accumulation_steps())
-        scaled.backward(retain_graph=retain_graph)
-        self.sharding.finish_backward()
+        with self._whole_or_nothing():
+            self.sharding.before_backward()
+            scaled = loss * (self.scaler.scale / self.gradient_accumulation_steps())
+            scaled.backward(retain_graph=retain_graph)
+            self.sharding.finish_backward()
         self.mark("backward_end")
         return loss
 
@@ -180,17 +181,33 @@ class Engine(nn.Module):
         """End a micro-step; at the accumulation boundary, update the parameters."""
         if self.sharding.no_sync:
             raise UsageError("engine.step() was called inside no_sync(): leave the block first")
-        self.sharding.end_micro_step()
         self._step_applied = False
-        if self.is_gradient_accumulation_boundary():
-            device.set_phase("step")
-            self.mark("grads_ready")
-            self._state_bytes = self._measure_state()
-            self._update()
-            self.mark("step_end")
+        with self._whole_or_nothing():
+            self.sharding.end_micro_step()
+            if self.is_gradient_accumulation_boundary():
+                device.set_phase("step")
+                self.mark("grads_ready")
+                self._state_bytes = self._measure_state()
+                self._update()
+                self.mark("step_end")
         self.micro_steps += 1
         self.sharding.boundary = self.is_gradient_accumulation_boundary()
         device.set_phase("idle")
+
+    @contextlib.contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        """After an exception, begin the step anew: a part of its gradients would be wrong.
+
+        Those of earlier micro-steps go too, since they are added up with the broken ones.
+        """
+        try:
+            yield
+        except BaseException:
+            self.sharding.abandon()
+            self._window_start = self.micro_steps
+            self.sharding.boundary = self.is_gradient_accumulation_boundary()
+            device.set_phase("idle")
+            raise
 
     def _update(self) -> None:
         agreed = precision.agree(
@@ -356,6 +373,11 @@ class Engine(nn.Module):
     def close(self) -> None:
         """Remove every hook; the model and its buckets can then be collected."""
         self.sharding.remove_hooks()
+        self.groups.handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> "Engine":
+        """Refuse: the copy's buckets would be nobody's."""
+        raise UsageError("an engine cannot be copied: copy its state, engine.module_state_dict()")
 
     # -- measuring --------------------------------------------------------------------------
 
@@ -448,7 +470,9 @@ def initialize(
     for warning in cfg.warnings:
         if comm.get_rank() == 0:
             log.warning(warning)
+    building.refuse_taken(model)
     built = building.optimizer(model, optimizer, model_parameters, cfg)
+    building.refuse_strangers(model, built)
     scheduler = building.scheduler(built, lr_scheduler, cfg)
     engine = Engine(model, cfg, built, scheduler)
     loader = building.loader(training_data, collate_fn, cfg)

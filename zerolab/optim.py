@@ -12,7 +12,9 @@ So the temporaries of a step never exceed one bucket.
 Source: ZeRO, section 5.1; torch.optim.Optimizer.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,6 +82,8 @@ class BucketGroups:
         self.optimizer = optimizer
         self.group_of = group_of
         self.members: dict[Bucket, list[list[nn.Parameter]]] = {}
+        self.stepping = False
+        self.handle = optimizer.register_step_pre_hook(_refuse_other_steps(self))
 
     def adopt(self, buckets: Sequence[Bucket]) -> None:
         """Give the optimizer the buckets' segments in place of the model's parameters."""
@@ -99,14 +103,31 @@ class BucketGroups:
         """Run one optimizer step on the segments of one bucket."""
         groups = self.optimizer.param_groups
         everything = [group["params"] for group in groups]
+        self.stepping = True
         try:
             for group, params in zip(groups, self.members[bucket], strict=True):
                 group["params"] = params
             with device.tag("optimizer"):
                 self.optimizer.step()
         finally:
+            self.stepping = False
             for group, params in zip(groups, everything, strict=True):
                 group["params"] = params
+
+
+def _refuse_other_steps(groups: BucketGroups) -> Callable[..., None]:
+    """Return a hook against `optimizer.step()` in a script: it would find no gradient to use."""
+    groups_ref = weakref.ref(groups)
+
+    def refuse(*_: Any) -> None:
+        groups = groups_ref()
+        if groups is not None and not groups.stepping:
+            raise UsageError(
+                "optimizer.step() was called, but the gradients are with the engine: call "
+                "engine.step(), which runs the optimizer and frees the gradients"
+            )
+
+    return refuse
 
 
 def step_bucket(

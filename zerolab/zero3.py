@@ -24,6 +24,7 @@ the model's forward ends, and again from the start of backward to its end.
 Source: ZeRO, section 5.3; DeepSpeed `stage: 3`; FSDP2's states and moments.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -128,8 +129,11 @@ class Zero3(zero2.Zero2):
         """Start gathering a sharded unit."""
         turn = self.turns[unit]
         if turn.state is ShardState.SHARDED:
-            turn.works = [unshard_bucket(b) for b in unit.buckets if not b.persistent]
             turn.state = ShardState.IN_FLIGHT
+            with self.whole_or_sharded(unit):
+                for bucket in unit.buckets:
+                    if not bucket.persistent:
+                        turn.works.append(unshard_bucket(bucket))
 
     @torch.no_grad()
     def unshard(self, unit: Unit) -> None:
@@ -137,13 +141,26 @@ class Zero3(zero2.Zero2):
         turn = self.turns[unit]
         self.fetch(unit)
         if turn.state is ShardState.IN_FLIGHT:
-            for work in turn.works:
-                work.wait()
+            with self.whole_or_sharded(unit):
+                for work in turn.works:
+                    work.wait()
             turn.works = []
             for param, view in turn.entries:
                 param.data = view
             turn.missing = {id(slot.param) for slot in _slots(unit) if slot.param.requires_grad}
             turn.state = ShardState.UNSHARDED
+
+    @contextlib.contextmanager
+    def whole_or_sharded(self, unit: Unit) -> Iterator[None]:
+        """If gathering breaks off in the middle, such as for want of memory, free what there is."""
+        try:
+            yield
+        except BaseException:
+            turn = self.turns[unit]
+            ddp.settle(turn.works)
+            turn.works = []
+            self.reshard(unit)
+            raise
 
     @torch.no_grad()
     def reshard(self, unit: Unit) -> None:
@@ -324,6 +341,14 @@ class Zero3(zero2.Zero2):
         """Free whatever is still whole, then reduce what is left."""
         self.reshard_all()
         super().finish_backward()
+
+    def abandon(self) -> None:
+        """Free every unit as well."""
+        for turn in self.turns.values():
+            ddp.settle(turn.works)
+            turn.works = []
+        self.reshard_all()
+        super().abandon()
 
     def reshard_all(self) -> None:
         """Free every unit, also one that was gathered ahead and then not used."""

@@ -1,0 +1,248 @@
+"""What goes wrong in a training loop is refused with a reason, or leaves the numbers right."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+from stage_runs import full_params
+from torch import nn
+
+import zerolab
+from zerolab import comm, device
+from zerolab.errors import MismatchError, UsageError
+from zerolab.zero3 import ShardState
+
+STAGES = (0, 1, 2, 3)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)])
+
+
+def build(model, stage, accum=1, optimizer=None):
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": accum,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 20},
+    }
+    sgd = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return zerolab.initialize(model=model, optimizer=sgd, config=config)[0]
+
+
+def make_loss(engine, number):
+    numbers = torch.Generator().manual_seed(10 * number + comm.get_rank())
+    x, y = torch.randn(2, 4, 6, generator=numbers)
+    return (engine(x) - y).pow(2).mean()
+
+
+def micro_step(engine, number):
+    engine.backward(make_loss(engine, number))
+    engine.step()
+
+
+def equal(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+# -- what breaks off ------------------------------------------------------------------------
+
+
+def break_in_backward(engine):
+    """Raise in the middle of backward, when some gradients are in the buckets already."""
+    weight = engine.module[0][0].weight
+
+    def interrupt(grad):
+        raise Interrupted
+
+    loss = make_loss(engine, 7)
+    handle = weight.register_hook(interrupt)
+    with pytest.raises(Interrupted):
+        engine.backward(loss)
+    handle.remove()
+
+
+def break_in_forward(engine):
+    def interrupt(*_):
+        raise Interrupted
+
+    handle = engine.module[1][1].register_forward_hook(interrupt)
+    with pytest.raises(Interrupted):
+        make_loss(engine, 7)
+    handle.remove()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("break_off", [break_in_backward, break_in_forward])
+def test_an_exception_leaves_no_part_of_its_gradients(stage, break_off):
+    def train(broken):
+        engine = build(make_model(), stage)
+        micro_step(engine, 0)
+        if broken:
+            break_off(engine)
+        micro_step(engine, 1)
+        return full_params(engine)
+
+    assert equal(comm.run(train, 2, args=(True,))[0], comm.run(train, 2, args=(False,))[0])
+
+
+@pytest.mark.parametrize("stage", (0, 3))
+def test_a_step_that_breaks_off_begins_anew_with_all_its_micro_steps(stage):
+    def train(broken):
+        engine = build(make_model(), stage, accum=2)
+        if broken:
+            micro_step(engine, 5)
+            break_in_backward(engine)
+        for number in range(4):
+            micro_step(engine, number)
+        return full_params(engine), engine.global_steps
+
+    (first, steps), (second, _) = (comm.run(train, 2, args=(b,))[0] for b in (True, False))
+    assert steps == 2 and equal(first, second)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_gradient_outlives_a_step_that_was_interrupted(stage):
+    def interrupted():
+        engine = build(make_model(), stage)
+        engine.backward(make_loss(engine, 0))
+        whole_step, calls = engine.groups.step, []
+
+        def step(bucket):
+            calls.append(bucket)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            whole_step(bucket)
+
+        engine.groups.step = step
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        return [b.reduced is None and b.fresh is None for b in engine.sharding.trainable]
+
+    assert all(all(buckets) for buckets in comm.run(interrupted, 2))
+
+
+@contextmanager
+def capacity(extra):
+    gpu = device.current()
+    gpu.capacity = gpu.allocated_bytes + extra
+    try:
+        yield
+    finally:
+        gpu.capacity = None
+
+
+def test_running_out_of_memory_inside_a_unit_leaves_it_sharded():
+    """The unit has two buckets, a weight and a bias, and there is room for the weight only."""
+
+    def gather():
+        engine = build(make_model(), 3)
+        stage, held = engine.sharding, device.current().allocated_bytes
+        unit = stage.units[0]
+        with capacity(36 * 4), pytest.raises(torch.OutOfMemoryError):
+            stage.unshard(unit)
+        turn = stage.turns[unit]
+        left = device.current().allocated_bytes - held
+        micro_step(engine, 0)
+        return len(unit.buckets), left, turn.works, turn.state
+
+    assert comm.run(gather, 2) == [(2, 0, [], ShardState.SHARDED)] * 2
+
+
+def test_a_mismatch_in_forward_is_the_only_thing_that_is_said():
+    """A warning about a second failure, in the hook after the module, would be an error here."""
+
+    def part():
+        engine = build(make_model(), 3)
+        engine.module[comm.get_rank()](torch.ones(1, 6))
+
+    with pytest.raises(MismatchError):
+        comm.run(part, 2)
+
+
+# -- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_has_one_engine_at_a_time(stage):
+    def twice():
+        model = make_model()
+        engine = build(model, stage)
+        with pytest.raises(UsageError, match="another engine"):
+            build(model, stage)
+        engine.close()
+        if stage == 3:
+            with pytest.raises(UsageError, match="in the shards of another engine"):
+                build(model, stage)
+        else:
+            micro_step(build(model, stage), 0)
+
+    comm.run(twice, 2)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    def strange():
+        with pytest.raises(UsageError, match="not in the model"):
+            build(make_model(), 1, optimizer=torch.optim.SGD(make_model().parameters(), lr=0.1))
+
+    comm.run(strange, 1)
+
+
+def test_the_optimizer_alone_is_refused_and_steps_again_after_close():
+    def alone():
+        engine = build(make_model(), 2)
+        make_loss(engine, 0).backward()
+        with pytest.raises(UsageError, match=r"call engine\.step\(\)"):
+            engine.optimizer.step()
+        engine.step()
+        engine.close()
+        engine.optimizer.step()
+
+    comm.run(alone, 2)
+
+
+def test_an_engine_is_not_copied():
+    def duplicate():
+        engine = build(make_model(), 0)
+        with pytest.raises(UsageError, match="cannot be copied"):
+            copy.deepcopy(engine)
+
+    comm.run(duplicate, 1)
+
+
+# -- what is allowed ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_parameter_that_is_frozen_when_the_engine_is_built_trains_once_unfrozen(stage):
+    def train():
+        model = make_model()
+        model[1].requires_grad_(False)
+        engine, frozen = build(model, stage), {}
+        for number in range(4):
+            micro_step(engine, number)
+            if number == 1:
+                frozen = full_params(engine)
+                model[1].requires_grad_(True)
+        return frozen, full_params(engine)
+
+    def reference():
+        model = make_model()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for number in range(4):
+            model[1].requires_grad_(number > 1)
+            make_loss(model, number).backward()
+            sgd.step()
+            sgd.zero_grad()
+        return dict(model.named_parameters())
+
+    frozen, params = comm.run(train, 1)[0]
+    start = dict(make_model().named_parameters())
+    assert torch.equal(frozen["1.0.weight"], start["1.0.weight"])
+    for name, expected in reference().items():
+        torch.testing.assert_close(params[name], expected.detach())
