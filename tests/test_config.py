@@ -213,6 +213,8 @@ def test_duplicate_keys_are_found_wherever_they_stand(tmp_path):
         ('{"train_batch_size": 8 "x": 1}', "line 1"),
         ("[1, 2]", "holds a list"),
         ("7", "holds a int"),
+        (" ", "holds nothing"),
+        (" " * (2**20 + 1), "has 1048577 bytes"),
         (
             '{"fp16": {"enabled": True}, "train_batch_size": 8}',
             "True is Python, not JSON; write true",

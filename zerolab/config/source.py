@@ -20,6 +20,7 @@ import hjson
 from .problems import ConfigError, Edit, Path, Problem, error
 
 DEEPEST = 20  # blocks within blocks; a real file has four
+LARGEST = 2**20  # bytes of a file; a real one has a few thousand
 MARK = "\x00placeholder "
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _COMMENT = r"#[^\n]*|//[^\n]*|/\*.*?\*/"
@@ -85,8 +86,8 @@ def parse(text: str, name: str = "config") -> Source:
         message = f"cannot be read ({cause}): a comment, text or block is not closed"
         raise ConfigError([error((), message, "close it")], name) from cause
     if not isinstance(raw, _Pairs):
-        shown = type(raw).__name__
-        raise ConfigError([error((), f"holds a {shown}", 'write an object: {"key": value}')], name)
+        shown = f"a {type(raw).__name__}" if text.strip() else "nothing"
+        raise ConfigError([error((), f"holds {shown}", 'write an object: {"key": value}')], name)
     return Source(name, _settle(raw, (), problems), problems)
 
 
@@ -98,12 +99,23 @@ def _text(given: str) -> tuple[str, str]:
     path = FilePath(given)
     try:
         if path.is_file():
+            _refuse_large(path)
             return path.name, path.read_text(encoding="utf-8-sig")
         return "config", base64.b64decode(given, validate=True).decode()
+    except ConfigError:
+        raise
     except (OSError, ValueError, binascii.Error) as cause:
         shown = given if len(given) < 100 else given[:97] + "..."
         message = f"{shown!r} is neither a readable file nor base64 of JSON"
         raise ConfigError([error((), message, "give a dict or the path of a file")]) from cause
+
+
+def _refuse_large(path: FilePath) -> None:
+    """Refuse what is no configuration before it is read: a data set, a checkpoint."""
+    nbytes = path.stat().st_size
+    if nbytes > LARGEST:
+        message = f"has {nbytes} bytes; a configuration has at most {LARGEST}"
+        raise ConfigError([error((), message, "give the path of the right file")], path.name)
 
 
 def _tidy(text: str, problems: list[Problem]) -> str:
