@@ -246,3 +246,26 @@ def test_a_parameter_that_is_frozen_when_the_engine_is_built_trains_once_unfroze
     assert torch.equal(frozen["1.0.weight"], start["1.0.weight"])
     for name, expected in reference().items():
         torch.testing.assert_close(params[name], expected.detach())
+
+
+def use_part(model, rank):
+    """Rank 0 uses all layers, the others only the last one."""
+    layers = model if rank == 0 else model[2:]
+    return layers(torch.full((4, 6), 1.0 + rank)).pow(2).mean()
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2))
+def test_buckets_that_a_rank_does_not_use_are_reduced_in_the_order_of_all(stage):
+    def train():
+        engine = build(make_model(), stage)
+        engine.backward(use_part(engine.module, comm.get_rank()))
+        engine.step()
+        return full_params(engine)
+
+    model = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    (sum(use_part(model, rank) for rank in range(3)) / 3).backward()
+    sgd.step()
+    params = comm.run(train, 3)[0]
+    for name, expected in model.named_parameters():
+        torch.testing.assert_close(params[name], expected.detach())
