@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from stage_runs import full_params
+from stage_runs import full_params, make_config
 from torch import nn
 
 import zerolab
@@ -269,3 +269,16 @@ def test_buckets_that_a_rank_does_not_use_are_reduced_in_the_order_of_all(stage)
     params = comm.run(train, 3)[0]
     for name, expected in model.named_parameters():
         torch.testing.assert_close(params[name], expected.detach())
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_fp32_inputs_to_a_bf16_model_are_explained(stage):
+    config = make_config(stage, "bf16")
+
+    def run():
+        engine, *_ = zerolab.initialize(model=nn.Linear(3, 3), config=config)
+        with pytest.raises(UsageError, match=r"computes in bfloat16.*x.to\(torch.bfloat16\)"):
+            engine(torch.randn(2, 3))
+        return engine(torch.randn(2, 3).bfloat16()).shape
+
+    assert comm.run(run, 2) == [torch.Size([2, 3])] * 2

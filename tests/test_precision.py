@@ -191,3 +191,23 @@ def test_fp16_trains_close_to_fp32_at_every_stage():
         first = first or losses
         assert losses == first
         assert losses == pytest.approx(expected, rel=5e-3)
+
+
+def test_the_norm_that_clips_is_that_of_unscaled_gradients():
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+        "gradient_clipping": 0.125,
+        "fp16": {"enabled": True, "initial_scale_power": 4},
+    }
+
+    def run():
+        engine, *_ = zerolab.initialize(model=Line(), config=config)
+        engine.backward(engine())
+        engine.step()
+        return engine.get_global_grad_norm(), float(full_params(engine)["w"][0])
+
+    for norm, weight in comm.run(run, 2):
+        assert norm == pytest.approx(8**0.5 / 8)
+        assert -weight == pytest.approx(0.125 / 8**0.5, rel=1e-3)  # the clipped norm, spread evenly

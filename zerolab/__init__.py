@@ -17,6 +17,7 @@ Reading order is import order, and the number is the chapter:
     gathering               6   looking at, and changing, parameters that lie in shards
     zero utils              6   a model built sharded; the parts of a parameter, for scripts
     arguments building      12  what a script says; optimizer, schedule, loader, loss scale
+    misuse                  12  errors of torch that come from how the engine is used
     engine                  12  initialize, forward, backward, step
     checkpointing           8   activation checkpointing under DeepSpeed's names
     sim                     1   what a run will hold and move, said before it runs

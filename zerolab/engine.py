@@ -33,6 +33,7 @@ from . import (
     device,
     gathering,
     homes,
+    misuse,
     optim,
     precision,
     sharded_param,
@@ -150,6 +151,9 @@ class Engine(nn.Module):
         self.sharding.before_model()
         try:
             return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            misuse.explain_dtype(error, (args, kwargs), self.config.param_dtype)
+            raise
         finally:
             self.sharding.after_model()
             self.mark("forward_end")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # noqa: F401 (the first optimizer would load it, and a time-out may hit that)
 from torch import nn
 
 from . import device, flat

@@ -3,7 +3,7 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repository}/blob/main/course/00_start_here.ipynb)
 #
-# **Press the run button on the next cell: four virtual GPUs of 160 MiB start to train a GPT.**
+# **Press Shift+Enter until bars appear: four virtual GPUs of 160 MiB start to train a GPT.**
 
 # %% colab tags=colab hidden
 # On Colab this fetches zerolab and leaves Colab's own torch alone; elsewhere it does nothing.

@@ -26,6 +26,8 @@ PRODUCTS = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
 
+SAME_DTYPE = frozenset(PRODUCTS[:-1])  # attention's backward also takes an fp32 statistic
+
 
 def cpu_has_bf16() -> bool:
     """Whether this CPU multiplies bf16 matrices in hardware."""
@@ -33,9 +35,15 @@ def cpu_has_bf16() -> bool:
 
 
 def in_fp32(func: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on 16-bit CPU tensors in fp32 and round its results once."""
-    first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+    """Run an operation on 16-bit CPU tensors in fp32 and round its results once.
+
+    Operands of different dtypes are left to torch, which refuses them.
+    """
+    operands = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    first = operands[0] if operands else None
     if first is None or first.dtype not in SIXTEEN_BIT or first.device.type != "cpu":
+        return func(*args, **kwargs)
+    if func in SAME_DTYPE and any(arg.dtype != first.dtype for arg in operands):
         return func(*args, **kwargs)
     if type(first) not in (torch.Tensor, torch.nn.Parameter):  # a fake tensor computes nothing
         return func(*args, **kwargs)

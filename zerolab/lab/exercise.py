@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-CHAPTERS = ("00",)
+CHAPTERS = ("00", "01")
 Check = Callable[[Callable[..., Any]], Iterator[str]]
 PACKAGE = __name__.split(".")[0]  # "zerolab", or the name of a copy of it
 

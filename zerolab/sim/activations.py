@@ -9,7 +9,8 @@ formula that everybody quotes. In what follows T = batch * seq tokens, w bytes a
           +  4 T heads      fused attention: one fp32 number a row in place of the scores
        or +  w heads seq^2 batch + seq^2     manual: the scores after softmax, and a mask
 
-Dropout adds its masks, one byte an element, and the scores once more.
+Dropout adds its masks, one byte an element, and the scores once more. With it, and without norms
+and mask, that is the paper's 34 s b h + 5 a s^2 b for a layer.
 
 Source: Korthikanti et al., Reducing Activation Recomputation (2022), equations 1 and 2; Chen et
 al. 2016 for checkpointing. DeepSpeed key `activation_checkpointing`.
@@ -95,10 +96,10 @@ def activation_bytes(
 def paper_activation_bytes(
     seq_len: int, batch: int, dim: int, num_heads: int, *, checkpointed: bool = False
 ) -> int:
-    """Return the paper's activations of one layer: 34 s b h + 5 a s^2 b bytes.
+    """Return the paper's activations of one layer, in bytes.
 
     For 16 bits with dropout everywhere and the scores written out. It leaves out the norms'
-    statistics and the causal mask. With checkpointing it is the layer's input, 2 s b h.
+    statistics and the causal mask. With checkpointing it is the layer's input alone.
 
     Args:
         seq_len: s, tokens of a sequence.

@@ -3,6 +3,7 @@
 Owns two tables, the bytes of an element in every precision and with every optimizer, and two
 formulas over them. `model_states` is the paper's: one number of parameters, one padding at most.
 `state_bytes` is the engine's: a `Layout`, exact to the byte at the mark `grads_ready`.
+Mixed precision with AdamW is 2 + 2 + 4 + 8 = 16 bytes a parameter; so is fp32, 4 + 4 + 0 + 8.
 
 Source: ZeRO (Rajbhandari et al. 2020), sections 3.1 and 5, figure 1. DeepSpeed keys
 `zero_optimization.stage`, `bf16`, `fp16`, `optimizer.type`.
@@ -50,10 +51,10 @@ def state_of(optimizer: str) -> OptimizerState:
 
 
 def bytes_per_param(precision: str = "bf16", optimizer: str = "adamw") -> dict[str, int]:
-    """Return the bytes that one parameter costs without sharding, by kind.
+    """Return the bytes that one parameter costs without sharding, as a dict.
 
-    Mixed precision with AdamW is 2 + 2 + 4 + 8 = 16; so is fp32, 4 + 4 + 0 + 8. Sixteen bits
-    save activations, not model states.
+    Its keys are "param", "grad", "master" (the fp32 copy that the optimizer updates; 0 where
+    there is none) and "optimizer" (what the optimizer remembers from step to step).
 
     Args:
         precision: "bf16", "fp16" (both with fp32 master weights) or "fp32".
@@ -70,7 +71,7 @@ def bytes_per_param(precision: str = "bf16", optimizer: str = "adamw") -> dict[s
 
 
 def sharded_kinds(stage: int) -> tuple[str, ...]:
-    """Return what a stage divides among the ranks: one kind more each time."""
+    """Return which of "param", "grad", "master" and "optimizer" a stage divides among ranks."""
     check_stage(stage)
     optimizer = ("master", "optimizer")
     return ((), optimizer, (*optimizer, "grad"), (*optimizer, "grad", "param"))[stage]
@@ -123,8 +124,13 @@ def saving_factor(
 ) -> float:
     """Return how many times smaller a stage's model states are than stage 0's.
 
-    For mixed AdamW: 16 / (4 + 12/N), 16 / (2 + 14/N) and N; 4 and 8 are limits that no finite
-    number of ranks reaches.
+    Padding is left out. On one rank it is 1.0 at every stage.
+
+    Args:
+        stage: 0 to 3.
+        world_size: N.
+        precision: "bf16", "fp16" or "fp32".
+        optimizer: a name in `OPTIMIZERS`.
     """
     each, sharded = bytes_per_param(precision, optimizer), sharded_kinds(stage)
     left = sum(n / world_size if kind in sharded else n for kind, n in each.items())

@@ -1,0 +1,271 @@
+# %% [markdown] title
+# # Where memory goes
+#
+# **The question.** A small GPT has weights of two MiB in bf16. A GPU with sixteen times as much
+# memory cannot train it. What fills it, which part is the largest, and which part does no stage of
+# ZeRO make smaller? The last measurement of this chapter answers.
+#
+# *Estimated 75 minutes. You need chapter 00. You build the parts of an estimator: from five
+# numbers it says what a training run will hold, before anything runs.*
+
+# %% question
+from zerolab import gpt, lab
+from zerolab.sim import estimate, states
+from zerolab_widgets import MemoryBars
+
+lab.begin("01")
+shape = gpt.preset("gpt-1m")
+psi = gpt.num_params(shape)  # Psi, a count of parameters
+print(f"{psi:,} parameters, {2 * psi / 2**20:.2f} MiB in bf16")
+lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB", watch=MemoryBars())
+
+# %% [markdown] four-kinds
+# ## Four books for every parameter
+#
+# Picture a class that revises for an exam. Every pupil carries the whole set of books:
+#
+# | book | kind | holds | used |
+# |---|---|---|---|
+# | the textbook | `param` | the weights, in 16 bits | in every forward and backward |
+# | the margin notes | `grad` | what this lesson says to change | once a step |
+# | the clean copy | `master` | the weights once more, in fp32 | when the optimizer updates |
+# | the revision notebooks | `optimizer` | Adam's two averages, in fp32 | then too |
+#
+# Why a clean copy? A step changes a weight by about a thousandth. bf16 has eight bits of
+# precision: a change below 1/256 of the weight is rounded away, and the model stops to learn.
+
+# %% rounding
+import torch
+
+weight = torch.tensor(1.0, dtype=torch.bfloat16)
+print("bf16:", (weight + 0.001).item(), "   fp32:", round((weight.float() + 0.001).item(), 6))
+
+# %% [markdown] your-turn-bytes
+# ## Your turn: what one parameter costs
+#
+# Return the four numbers, in bytes, for a precision and an optimizer. Two tables of the module are
+# there for you: `PARAM_BYTES["bf16"]` is 2, `MASTER_BYTES` is 4, and
+# `state_of("adamw").bytes_per_param` is 8. *About 8 minutes;* `lab.hint("1.1")` helps.
+
+# %% exercise zerolab.sim.states:bytes_per_param
+lab.check("1.1", bytes_per_param)
+
+# %% [markdown] two-claims
+# ## Two sentences to distrust
+#
+# Both are from articles that people prepare with. Your function settles them.
+#
+# - "Mixed precision reduces the memory of model states."
+# - "Optimizer states are two to four times the size of the parameters."
+
+# %% settle
+for precision in ("fp32", "bf16"):
+    each = states.bytes_per_param(precision)
+    kept = each["master"] + each["optimizer"]
+    print(f"{precision}: {each}, in all {sum(each.values())} bytes a parameter;")
+    print(f"      what the optimizer keeps is {kept / each['param']:.0f} times the weights")
+
+# %% [markdown] settled
+# The sum is the same: the clean copy takes back what the textbook and the notes saved. Mixed
+# precision saves *activations*, traffic and time. And the factor is two in fp32 only; next to
+# 16-bit weights the optimizer's share is larger, and it is the reason why ZeRO begins there.
+
+# %% [markdown] your-turn-kinds
+# ## Your turn: what each stage divides
+#
+# Four pupils notice that they need the revision notebooks only in the last minute of a lesson. So
+# each keeps a quarter of them, and tells the others what came out. That is stage 1. Stage 2
+# divides one book more, stage 3 the last one.
+#
+# A third article says that stage 1 "splits these 16 bytes". Does it? *About 5 minutes.*
+
+# %% exercise zerolab.sim.states:sharded_kinds
+lab.check("1.2", sharded_kinds)
+
+# %% [markdown] four-stages
+# ## The whole table, on your two functions
+#
+# `model_states` multiplies what you wrote. The paper's example: 7.5 billion parameters, 64 GPUs.
+
+# %% paper-table
+for stage in (0, 1, 2, 3):
+    each = states.model_states(7_500_000_000, 64, stage)
+    words = "  ".join(f"{kind} {size / 1e9:6.2f}" for kind, size in each.items())
+    print(f"stage {stage}: {words}   in all {sum(each.values()) / 1e9:6.2f} GB")
+
+# %% [markdown] your-turn-factor
+# ## Your turn: how much is saved?
+#
+# "ZeRO-1 saves 4x to 8x", says an article, and its table has "about 4x" and "about 8x" without a
+# number of GPUs. A factor depends on N. Write it: how many times smaller are the states of a stage
+# than those of stage 0? `bytes_per_param(...)` and `sharded_kinds(...)` are there. *About 8
+# minutes.*
+
+# %% exercise zerolab.sim.states:saving_factor
+lab.check("1.3", saving_factor)
+
+# %% factor-table
+print("N      " + "".join(f"{n:>9,}" for n in (4, 8, 64, 1024)))
+for stage in (1, 2, 3):
+    row = "".join(f"{states.saving_factor(stage, n):>9.2f}" for n in (4, 8, 64, 1024))
+    print(f"stage {stage}{row}")
+
+# %% [markdown] limits
+# So 4 and 8 are *limits* of stages 1 and 2 that no number of GPUs reaches; 8 was never stage 1's.
+# In an interview, say the formula and put N in.
+
+# %% [markdown] three-calculators
+# ## Three calculators, three answers
+#
+# Ask the same question of an article's estimator, of yours, and of DeepSpeed's.
+
+# %% calculators
+GB, GIB, size, gpus = 1e9, 2**30, 7_500_000_000, 64
+article = estimate.article_estimate(7.5, gpus, 2)
+ours = states.model_state_bytes(size, gpus, 2)
+deepspeed = estimate.estimate_zero2_model_states_mem_needs(size, 8, 8, cpu_offload=False)[1]
+print(f"article    {article:.2f} GB, from a variable `psi_bytes` that holds a count")
+print(f"yours      {ours / GB:.2f} GB = {ours / GIB:.2f} GiB")
+print(f"DeepSpeed  {deepspeed / GB:.2f} GB = {deepspeed / GIB:.2f} GiB, which it prints as GB")
+
+# %% [markdown] calculators-why
+# Three things differ. A *count* became "bytes" in the article's name, which goes well until
+# somebody multiplies by two once more. GB and GiB are seven percent apart. And DeepSpeed's own
+# estimator counts other bytes: it supposes 32-bit gradients on the way. None of the three knows
+# activations, buckets on their way or the largest layer. The rest of this chapter does.
+
+# %% [markdown] activations
+# ## What forward leaves on the desk
+#
+# Backward needs what forward computed: inputs of matrix products, of the activation function, of
+# dropout. For one layer in 16 bits, with `s` tokens, `b` sequences, width `h` and `a` heads:
+#
+# | kept for backward | bytes |
+# |---|---|
+# | inputs of two layer norms | 4 sbh |
+# | input of the query, key and value products | 2 sbh |
+# | query, key and value | 6 sbh |
+# | attention's output, before its projection | 2 sbh |
+# | input of the first MLP product | 2 sbh |
+# | input of the activation function and its output | 16 sbh |
+# | two dropout masks, a byte an entry | 2 sbh |
+# | scores after softmax, after dropout, and a mask | (2 + 2 + 1) a s²b |
+#
+# Source: Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*
+# (2022), equation 1.
+
+# %% [markdown] your-turn-activations
+# ## Your turn: the activations of a layer
+#
+# Add the table up. With `checkpointed=True` only the layer's input is kept, two bytes a number,
+# and the layer runs once more in backward. *About 10 minutes;* `lab.hint("1.4")` helps.
+
+# %% exercise zerolab.sim.activations:paper_activation_bytes
+lab.check("1.4", paper_activation_bytes)
+
+# %% seven-billion
+from zerolab.sim import activations
+
+for seq_len in (2048, 8192):
+    whole = 32 * activations.paper_activation_bytes(seq_len, 1, 4096, 32)
+    kept = 32 * activations.paper_activation_bytes(seq_len, 1, 4096, 32, checkpointed=True)
+    print(f"32 layers, {seq_len:,} tokens: {whole / 1e9:6.1f} GB, checkpointed {kept / 1e9:.2f} GB")
+
+# %% [markdown] square
+# Four times the tokens are far more than four times the bytes: the maps grow with the square.
+# Fused attention (FlashAttention) never writes them out; the GPT of this course uses it, has no
+# dropout here, and its exact account is `estimate.activation_bytes`.
+
+# %% [markdown] predict
+# ## Predict, then measure
+#
+# Stage 0, `gpt-1m`, a micro-batch of 8. Which kind will be the largest at the peak? Decide, then
+# run the two cells: first the estimate, which runs nothing, then the ledger.
+
+# %% estimated
+predicted = states.model_states(psi, lab.world_size(), 0)
+predicted["activation"] = estimate.activation_bytes(shape, batch=8)
+print({kind: f"{size / 2**20:.2f} MiB" for kind, size in predicted.items()})
+
+# %% measured
+run = lab.train(model="gpt-1m", micro_batch_size=8)
+at_peak = run.fullest.peak_by_kind
+print({kind: f"{size / 2**20:.2f} MiB" for kind, size in at_peak.items()})
+print(f"activations: estimated {predicted['activation']:,}, measured {at_peak['activation']:,}")
+
+# %% [markdown] not-a-sum
+# The activations agree to the byte. And at the peak there are no gradients: backward has only
+# begun, and they come as the activations go. The peak of all is less than the sum of the peaks.
+
+# %% [markdown] last-measurement
+# ## The answer
+#
+# The same micro-batch at every stage, on the ledger.
+
+# %% answer
+for stage in (0, 1, 2, 3):
+    run = lab.train(model="gpt-1m", stage=stage, micro_batch_size=8)
+    held = {kind: f"{size / 2**20:.2f}" for kind, size in run.fullest.peak_by_kind.items()}
+    print(f"stage {stage}: {run.peak_bytes / 2**20:.2f} MiB, {held}")
+print("fits 32 MiB at stage 1:", lab.train(
+    model="gpt-1m", stage=1, micro_batch_size=8, gpu_memory="32MiB").fits)
+
+# %% [markdown] answered
+# The largest part is the activations, and no stage changes them: they belong to the *data* of a
+# rank, not to the model. ZeRO made room beside them. What shrinks them is a smaller micro-batch, a
+# shorter sequence, or checkpointing (chapter 09).
+
+# %% [markdown] deepspeed
+# ## In DeepSpeed
+#
+# ```json
+# {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1},
+#  "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
+# ```
+#
+# In a terminal, `zerolab estimate --psi 7.5 --gpus 64` prints the four stages, and `--config-out`
+# writes a configuration.
+
+# %% [markdown] interview
+# ## In the interview
+#
+# *"How much memory does it take to train a model of Psi parameters?"*
+#
+# **30 seconds.** With AdamW and mixed precision 16 bytes a parameter: 2 weight, 2 gradient, 4
+# master copy, 8 for Adam's averages. Activations come on top; they depend on tokens, layers and
+# width, not on Psi. Stage 1 divides 12 of the 16 bytes by N, stage 2 divides 14, stage 3 all 16.
+#
+# **Two minutes.** Add: fp32 costs 16 bytes as well, so mixed precision does not shrink states. The
+# saving of stage 1 is 16 / (4 + 12/N): below 4 for every N. Activations of a layer are about 34
+# sbh + 5 a s²b bytes; fused attention removes the second term, checkpointing leaves 2 sbh. States
+# and activations do not peak together: gradients grow while activations go. Then what estimates
+# forget: buckets on their way, the unit that stage 3 gathers, the allocator's cache and the CUDA
+# context. So I would measure one step before I promise a batch size.
+#
+# **Follow-ups.** With SGD? With N = 3? With twice the micro-batch? Each is one call:
+
+# %% follow-ups
+print("SGD:", states.bytes_per_param("bf16", "sgd"))
+print(f"stage 1 on 3 ranks: {states.saving_factor(1, 3):.2f} times smaller")
+twice = [estimate.activation_bytes(shape, batch) for batch in (8, 16)]
+print(f"twice the micro-batch: {twice[1] / twice[0]:.3f} times the activations")
+
+# %% [markdown] quiz-heading
+# ## Questions
+
+# %% quiz
+lab.quiz("01")
+
+# %% [markdown] summary
+# ## Where you are
+#
+# | | |
+# |---|---|
+# | **16 bytes a parameter** | mixed precision with AdamW, and fp32 with AdamW as well |
+# | **stage 1, 2, 3** | divide 12, 14, 16 of them by N |
+# | **4x, 8x** | limits of stages 1 and 2; put N in |
+# | **activations** | grow with tokens; no stage divides them |
+# | **peak** | less than the sum of all parts: they peak at different moments |
+#
+# The functions you wrote are the estimator of `zerolab estimate`. Chapter 02 asks what it costs to
+# divide: who sends what to whom, and how long it takes.
