@@ -282,3 +282,9 @@ def test_fp32_inputs_to_a_bf16_model_are_explained(stage):
         return engine(torch.randn(2, 3).bfloat16()).shape
 
     assert comm.run(run, 2) == [torch.Size([2, 3])] * 2
+
+
+def test_a_model_without_anything_to_train_is_refused_in_these_words():
+    model = make_model().requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter to train"):
+        zerolab.initialize(model=model, config=make_config(0))

@@ -56,6 +56,11 @@ def optimizer(
         return given
     if model_parameters is None:
         model_parameters = [param for param in model.parameters() if param.requires_grad]
+        if not model_parameters:
+            raise UsageError(
+                "the model has no parameter to train (requires_grad is False for all, or there are "
+                "none): set requires_grad_(True) on what shall be trained"
+            )
     if callable(given):
         return optimizer(model, given(model_parameters), None, cfg)
     return config_.build_optimizer(cfg, list(model_parameters))

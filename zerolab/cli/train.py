@@ -25,9 +25,12 @@ DEFAULT_GPUS = 4
 def whole(text: str | int) -> int:
     """Read a whole number, or say that it is none."""
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no whole number") from None
+    if abs(number) >= 2**63:
+        raise typer.BadParameter(f"{text!r} has more digits than 64 bits hold; use a smaller one")
+    return number
 
 
 def train(  # noqa: PLR0913
