@@ -207,8 +207,10 @@ for stage in (0, 1, 2, 3):
     run = lab.train(model="gpt-1m", stage=stage, micro_batch_size=8)
     held = {kind: f"{size / 2**20:.2f}" for kind, size in run.fullest.peak_by_kind.items()}
     print(f"stage {stage}: {run.peak_bytes / 2**20:.2f} MiB, {held}")
-print("fits 32 MiB at stage 1:", lab.train(
-    model="gpt-1m", stage=1, micro_batch_size=8, gpu_memory="32MiB").fits)
+print(
+    "fits 32 MiB at stage 1:",
+    lab.train(model="gpt-1m", stage=1, micro_batch_size=8, gpu_memory="32MiB").fits,
+)
 
 # %% [markdown] answered
 # The largest part is the activations, and no stage changes them: they belong to the *data* of a
