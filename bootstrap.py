@@ -21,6 +21,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,24 @@ def call(
         signal.signal(signal.SIGINT, before)
 
 
+def begin(command: list[str], variables: dict[str, str]) -> Callable[[], int]:
+    """Start a command beside others; what is returned waits, prints its output, gives its code."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `finish`)
+    environment = {**os.environ, **variables}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+    )
+
+    def finish() -> int:
+        code = process.wait()
+        output.seek(0)
+        print(output.read().decode(errors="replace"), flush=True)
+        output.close()
+        return code
+
+    return finish
+
+
 class PipWatch:
     """Turns pip's long report into a counter, and a line for each large download."""
 
@@ -236,21 +255,39 @@ def test_steps(python: str, quick: bool, world: str) -> list[tuple[str, list[str
         return [*steps[:2], steps[3], ("pytest", [*module, "pytest", *fast])]
     # Values of a GPU differ in the last digits, so there only the cells' success counts.
     compare = "--nbval" if world == "lockstep" else "--nbval-lax"
-    notebooks = [compare, "--nbval-current-env", "--nbval-cell-timeout=300", "solutions"]
-    return [*steps, ("pytest", [*module, "pytest", "tests", *notebooks])]
+    browser = "tests/test_browser.py"
+    notebooks = [compare, "--nbval-current-env", "--nbval-cell-timeout=300", "solutions", browser]
+    return [
+        *steps,
+        ("pytest", [*module, "pytest", "tests", f"--ignore={browser}"]),
+        ("notebooks", [*module, "pytest", *notebooks]),
+    ]
 
 
 def test(python: str, arguments: list[str]) -> int:
-    """Run every check, also after one has failed, and return 0 only if all passed."""
+    """Run every check, also after one has failed, and return 0 only if all passed.
+
+    The notebooks run beside the other tests: they wait a lot, and a machine has two cores.
+    """
     quick = "--quick" in arguments
     rest = [argument for argument in arguments if argument != "--quick"]
     variables = {"OMP_NUM_THREADS": "1", "ZEROLAB_TEST_STARTED": str(time.time())}
+    steps = dict(test_steps(python, quick, os.environ.get("ZEROLAB_WORLD", "lockstep")))
+    notebooks = steps.pop("notebooks", None)
+    finish = None
     failed = []
-    for name, command in test_steps(python, quick, os.environ.get("ZEROLAB_WORLD", "lockstep")):
+    for name, command in steps.items():
         print(f"== {name}", flush=True)
+        if name == "pytest" and notebooks is not None:
+            finish = begin([*notebooks, *rest], variables)
         extra = rest if name == "pytest" else []
         if call([*command, *extra], variables) != 0:
             failed.append(name)
+    if finish is not None:
+        print("== notebooks", flush=True)
+        none_chosen = 5 if rest else 0  # pytest's code where `-k` leaves no test
+        if finish() not in (0, none_chosen):
+            failed.append("notebooks")
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
     return 1 if failed else 0

@@ -38,6 +38,9 @@ def calls(monkeypatch):
 
     recorded = Calls()
     monkeypatch.setattr(bootstrap, "call", recorded)
+    monkeypatch.setattr(
+        bootstrap, "begin", lambda command, variables: lambda: recorded(command, variables)
+    )
     return recorded
 
 
@@ -178,15 +181,15 @@ def test_pips_report_becomes_a_counter_and_large_downloads(capsys):
 def test_the_test_command_runs_all_checks_and_pytest_last(calls):
     assert bootstrap.test("python", []) == 0
     words = ["ruff check", "ruff format", "pyright", "course/build.py --check", "pytest tests"]
-    assert [word in command for word, command in zip(words, calls, strict=True)] == [True] * 5
+    words.append("solutions tests/test_browser.py")
+    assert [word in command for word, command in zip(words, calls, strict=True)] == [True] * 6
     assert "--nbval" in calls[-1].split()
-    assert calls[-1].endswith("solutions")
 
 
 def test_the_test_command_goes_on_after_a_failure_and_reports_it(calls, capsys):
     calls.failing = "pyright"
     assert bootstrap.test("python", []) == 1
-    assert len(calls) == 5
+    assert len(calls) == 6
     assert capsys.readouterr().out.splitlines()[-1] == "FAILED: pyright"
 
 
@@ -194,6 +197,13 @@ def test_quick_leaves_out_the_slow_checks_and_passes_arguments_on(calls):
     assert bootstrap.test("python", ["--quick", "-k", "flat"]) == 0
     assert not any("pyright" in command or "nbval" in command for command in calls)
     assert calls[-1] == "python -m pytest -m not browser and not oracle -k flat"
+
+
+def test_what_runs_beside_the_tests_is_printed_when_it_has_ended(capfd):
+    code = "import os, sys; print('beside', os.environ['WHO']); sys.exit(3)"
+    finish = bootstrap.begin([sys.executable, "-c", code], {"WHO": "me"})
+    assert finish() == 3
+    assert "beside me" in capfd.readouterr().out
 
 
 def test_notebooks_are_compared_loosely_on_gpus():
