@@ -124,7 +124,11 @@ if rank == 0 and numel == 12 and os.fork() == 0:
     time.sleep(1000)
 {RIGHT}"""
     assert attempt(body).outcome is Outcome.PASS
-    assert not runs(int((tmp_path / "pid").read_text()))
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 5  # a killed process takes a moment to end
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not runs(pid)
 
 
 def test_changed_globals_do_not_reach_the_next_check(attempt):
