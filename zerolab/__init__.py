@@ -6,6 +6,7 @@ Reading order is import order, and the number is the chapter:
     device                  0   the virtual GPU: who holds which bytes, and when they run out
     comm                    0   ranks and their collectives; the only user of torch.distributed
     spec                    0   the whole idea, slowly, in one process: what every stage must equal
+    two_layers              3   each idea by itself on two layers, over torch and comm alone
     gpt data                1   a small GPT and a real text
     config                  12  ds_config.json: every key explained
     flat bucket             3   parameters laid end to end, cut into buckets
