@@ -13,6 +13,7 @@ Reading order is import order, and the number is the chapter:
     homes sharded_param     6   where a parameter lives; one that is sharded from its birth
     optim                   4   a torch optimizer over this rank's segments
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
+    reducing                3   when a bucket is sent, and what becomes of the mean
     ddp zero1 zero2 zero3   3-6 the stages, each the difference to the one before
     units                   6   which modules are gathered as one
     gathering               6   looking at, and changing, parameters that lie in shards

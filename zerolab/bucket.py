@@ -122,7 +122,16 @@ def collect(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> Non
     """Move the gradient that autograd just left in a parameter into the bucket's fresh buffer.
 
     A second gradient of the same parameter is added to the first. Afterwards the parameter's
-    own `.grad` is None, so that its memory is free.
+    own `.grad` is None, so that its memory is free. The buffer is made for the first gradient
+    and holds all of the bucket's. `position` is noted in `bucket.filled` (which says that the
+    buffer holds this gradient), `bucket.arrived` and `bucket.used`; the bucket is FILLING then,
+    unless it is IN_FLIGHT.
+
+    Args:
+        bucket: `bucket.fresh` is the buffer [padded_numel], None where there is none yet.
+        position: of the parameter in `bucket.slots`, where its place in the buffer stands.
+        dtype: of the buffer.
+        kind: of memory, under which the buffer counts.
     """
     slot = bucket.slots[position]
     grad = slot.param.grad

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from . import bucket as buckets_
-from . import comm, device, flat, optim, sharded_param
+from . import comm, device, flat, optim, reducing, sharded_param
 from .bucket import Bucket, GradState, Unit
 
 
@@ -209,12 +209,7 @@ class DDP:
 
     def post_backward(self) -> None:
         """Launch the reductions whose turn has come: complete buckets, in index order."""
-        while self.next_launch < len(self.trainable):
-            bucket = self.trainable[self.next_launch]
-            if not bucket.complete:
-                return
-            self.launch(bucket)
-            self.next_launch += 1
+        reducing.post_backward(self)
 
     @torch.no_grad()
     def finish_backward(self) -> None:
@@ -226,20 +221,13 @@ class DDP:
         """
         if self.flushed:
             self.begin_backward()
-        if self.reducing:
-            self.launch_all(self.trainable[self.next_launch :])
-            late = [bucket for bucket in self.trainable if bucket.state is GradState.FILLING]
-            self.launch_all(late)
-            comm.release_scratch()
-        for bucket in self.trainable:
-            bucket.arrived.clear()
+        reducing.finish_backward(self)
+        comm.release_scratch()
         self.flushed = True
         self.flushes += 1
 
-    def launch_all(self, buckets: list[Bucket]) -> None:
-        """Reduce these buckets and wait for all that are on their way."""
-        for bucket in buckets:
-            self.launch(bucket)
+    def receive_all(self) -> None:
+        """Wait for every bucket that is on its way."""
         while self.in_flight:
             self.receive(self.in_flight.popleft())
 
@@ -275,15 +263,7 @@ class DDP:
 
     def receive(self, bucket: Bucket) -> None:
         """Wait for a bucket's mean and add it to what earlier micro-steps left."""
-        assert bucket.work is not None and bucket.incoming is not None
-        bucket.work.wait()
-        if bucket.reduced is None:
-            bucket.reduced = bucket.incoming.to(self.grad_dtype(bucket))
-            device.set_kind(bucket.reduced, "grad")
-        else:
-            bucket.reduced.add_(bucket.incoming)
-        bucket.work = bucket.incoming = None
-        bucket.state = GradState.FILLING if bucket.fresh is not None else GradState.REDUCED
+        reducing.receive(bucket, self.grad_dtype(bucket))
 
     @torch.no_grad()
     def step(
