@@ -75,6 +75,39 @@ KINDS: dict[str, KindStyle] = {
     ),
 }
 
+# Ranks, told apart by number and by Tol's light scheme, which differs from the kinds' colours.
+RANK_FILLS = (
+    "#77aadd",
+    "#ee8866",
+    "#eedd88",
+    "#ffaabb",
+    "#99ddff",
+    "#44bb99",
+    "#bbcc33",
+    "#aaaa00",
+)
+RANK_HATCHES = ("solid", "rising", "falling", "dots")
+
+# Where the parameters of a unit are (stage 3); a whole unit has the colour of what was gathered.
+UNIT_STATES: dict[str, KindStyle] = {
+    "sharded": KindStyle(
+        "sharded", "each rank has its own slice and nothing else", "#dddddd", DARK_INK, "sparse"
+    ),
+    "in flight": KindStyle(
+        "in flight", "an all-gather fills it, and the rank waits", "#ee8866", DARK_INK, "dots"
+    ),
+    "prefetched": KindStyle(
+        "prefetched",
+        "an all-gather fills it while another unit computes",
+        "#eedd88",
+        DARK_INK,
+        "rising",
+    ),
+    "unsharded": KindStyle(
+        "unsharded", "whole: its module may run", KINDS["gathered"].fill, DARK_INK, "solid"
+    ),
+}
+
 LIGHT = Paper(
     paper="#ffffff",
     ink="#1a1a1a",
@@ -103,11 +136,19 @@ DARK = Paper(
 
 def as_state() -> dict[str, Any]:
     """Return the theme as plain data, for the scripts of the widgets."""
-    return {
-        "kinds": {kind: asdict(style) for kind, style in KINDS.items()},
-        "light": asdict(LIGHT),
-        "dark": asdict(DARK),
-    }
+    return {"kinds": {kind: asdict(style) for kind, style in KINDS.items()}, **papers()}
+
+
+def papers() -> dict[str, Any]:
+    """Return the colours around the data, for the scripts of pictures that draw no memory."""
+    return {"light": asdict(LIGHT), "dark": asdict(DARK)}
+
+
+def rank_style(rank: int) -> KindStyle:
+    """Return how a rank looks; the ninth has the first one's colour and another hatching."""
+    fill = RANK_FILLS[rank % len(RANK_FILLS)]
+    hatch = RANK_HATCHES[rank // len(RANK_FILLS) % len(RANK_HATCHES)]
+    return KindStyle(f"rank {rank}", f"owned by rank {rank}", fill, DARK_INK, hatch)
 
 
 def contrast(first: str, second: str) -> float:
