@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ARTEFACTS = Path(__file__).resolve().parents[2] / "test-artefacts"
-STATIC = Path(__file__).resolve().parents[2] / "widgets/zerolab_widgets/static"
 
 PAGE = """<!doctype html><html><head><meta charset="utf-8"><style>%(css)s
 body { margin: 16px; background: %(paper)s; }</style></head>
@@ -46,11 +45,11 @@ def chromium():
 
 @pytest.fixture
 def draw(chromium):
-    """Return a function that draws a widget's state and gives the page."""
+    """Return a function that draws a widget's state, whose script it brings, and gives the page."""
     pages = []
 
     def open_page(name, widget, *, dark=False, width=920):
-        script = (STATIC / f"{name}.js").read_text().replace("export default", "const widget =")
+        script = str(widget._esm).replace("export default", "const widget =")
         keys = [k for k in widget.keys if not k.startswith("_") and k not in ("layout", "tabbable")]
         state = {k: getattr(widget, k) for k in keys if k not in ("tooltip", "comm")}
         page = chromium.new_page(viewport={"width": width, "height": 520})
@@ -59,7 +58,7 @@ def draw(chromium):
         page.set_content(
             PAGE
             % {
-                "css": (STATIC / f"{name}.css").read_text(),
+                "css": str(widget._css),
                 "paper": "#111111" if dark else "#ffffff",
                 "light": "false" if dark else "true",
                 "script": script,

@@ -15,7 +15,7 @@ from zerolab.records import KINDS, MemoryEvent, Records
 
 from .theme import KINDS as KIND_STYLES
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def in_order(by_kind: dict[str, int]) -> dict[str, int]:
 
 
 def mib(size: int) -> str:
-    """Return a size as text, such as "61.8 MiB", or "12 KiB" where that would say 0.0."""
+    """Return a size as text: "61.8 MiB", "12 KiB" where that would say 0.0, "80.0 GiB"."""
+    if size >= 10 * GIB:
+        return f"{size / GIB:.1f} GiB"
     if size >= MIB / 10:
         return f"{size / MIB:.1f} MiB"
     return f"{size / 1024:.0f} KiB" if size >= 1024 else f"{size} B"
@@ -64,10 +66,10 @@ def block_kinds(events: Sequence[MemoryEvent]) -> dict[int, str]:
 class Replay:
     """The bytes by kind of one rank, event by event."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, events: Sequence[MemoryEvent], label: str = "") -> None:
         """Start before the first event."""
-        self.records = records
-        self.kinds = block_kinds(records.memory)
+        self.label = label
+        self.kinds = block_kinds(events)
         self.held: Counter[str] = Counter()
         self.phase = ""
 
@@ -78,8 +80,7 @@ class Replay:
 
     def bar(self, *, failed: bool = False, peak: int = 0) -> Bar:
         """Return the bar of this moment."""
-        label = f"rank {self.records.rank}"
-        return Bar(label, in_order(dict(self.held)), peak, self.phase, failed)
+        return Bar(self.label, in_order(dict(self.held)), peak, self.phase, failed)
 
 
 def peak_index(events: Sequence[MemoryEvent]) -> int:
@@ -89,7 +90,7 @@ def peak_index(events: Sequence[MemoryEvent]) -> int:
 
 def bar_of_records(records: Records, *, failed: bool = False) -> Bar:
     """Return what one rank held at its peak, by kind."""
-    replay, last = Replay(records), peak_index(records.memory)
+    replay, last = Replay(records.memory, f"rank {records.rank}"), peak_index(records.memory)
     for event in records.memory[: last + 1]:
         replay.play(event)
     return replay.bar(failed=failed, peak=records.memory[last].total if records.memory else 0)
@@ -108,7 +109,7 @@ def frames_of_records(ranks: Sequence[Records], count: int = 48) -> list[dict[st
     )  # fmt: skip
     wanted = {round(k * (len(merged) - 1) / max(count - 1, 1)) for k in range(count)}
     peaks = {(position, peak_index(records.memory)) for position, records in enumerate(ranks)}
-    replays = [Replay(records) for records in ranks]
+    replays = [Replay(records.memory) for records in ranks]
     frames = []
     for number, (time, position, i) in enumerate(merged):
         replays[position].play(ranks[position].memory[i])

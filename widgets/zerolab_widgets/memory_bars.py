@@ -6,11 +6,9 @@ the drawing is static/memory_bars.js. Phases: `show` while a run goes on, `finis
 records when it ended; a saved notebook shows `to_html`, a picture and a table without script.
 """
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -19,10 +17,8 @@ import traitlets
 from zerolab.records import Records
 
 from . import bars as data
-from . import theme
-from .bars import Bar, bar_of_records, frames_of_records, in_order, mib
-
-STATIC = Path(__file__).parent / "static"
+from . import picture, scripts, theme
+from .bars import GIB, MIB, Bar, bar_of_records, frames_of_records, in_order, mib
 
 
 class MemoryBars(anywidget.AnyWidget):
@@ -30,17 +26,18 @@ class MemoryBars(anywidget.AnyWidget):
 
     Args:
         capacity: the ceiling in bytes, None for none.
-        slider: what the slider moves: "time" through a recorded run, or the "ceiling".
+        slider: what the slider moves: "time" through a recorded run, or the "ceiling"; "none"
+            where other controls move the bars under a ceiling.
     """
 
-    _esm = STATIC / "memory_bars.js"
-    _css = STATIC / "memory_bars.css"
+    _esm = scripts.script("memory_bars", entry="renderBars")
+    _css = scripts.style("memory_bars")
 
     bars = traitlets.List().tag(sync=True)
     frames = traitlets.List().tag(sync=True)
     frame = traitlets.Int(-1).tag(sync=True)  # -1: the peak of every rank
     capacity = traitlets.Int(0).tag(sync=True)
-    slider = traitlets.Enum(["time", "ceiling"], "time").tag(sync=True)
+    slider = traitlets.Enum(["time", "ceiling", "none"], "time").tag(sync=True)
     selected = traitlets.List().tag(sync=True)  # [position of the bar, kind]
     finding = traitlets.Unicode("Nothing has run yet.").tag(sync=True)
     message = traitlets.Unicode("").tag(sync=True)
@@ -101,7 +98,7 @@ class MemoryBars(anywidget.AnyWidget):
         self.bars = [bar.as_state() for bar in bars]
 
     def _find(self) -> None:
-        if self.slider == "ceiling":
+        if self.slider != "time":
             self.finding = data.finding_under(self._last, self.capacity)
         else:
             self.finding = data.finding(self._last, self.capacity or None)
@@ -121,9 +118,7 @@ class MemoryBars(anywidget.AnyWidget):
         bars = self._last
         if not bars:
             return f"<p>{self.finding}</p>"
-        svg = base64.b64encode(to_svg(bars, self.capacity).encode()).decode()
-        alt = html.escape(self.finding, quote=True)
-        image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{svg}">'
+        image = picture.image(to_svg(bars, self.capacity), self.finding)
         note = f"<p>{html.escape(self.message)}</p>" if self.message else ""
         return image + note + to_table(bars)
 
@@ -172,7 +167,8 @@ def _svg_bar(bar: Bar, left: int, scale: float) -> str:
         floor -= height
         parts.append(_svg_rect(left, floor, height, style.fill))
         if height >= 14:
-            text = f"{style.label} {size / 2**20:.1f}"
+            unit = GIB if HEIGHT / scale >= 10 * GIB else MIB
+            text = f"{style.label} {size / unit:.1f}"
             parts.append(_svg_text(left + BAR_WIDTH / 2, floor + height / 2 + 4, text, style.ink))
     colour = theme.LIGHT.alarm if bar.failed else theme.LIGHT.ink
     state = f"{mib(bar.total)}, out of memory" if bar.failed else mib(bar.total)

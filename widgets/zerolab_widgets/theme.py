@@ -108,6 +108,29 @@ UNIT_STATES: dict[str, KindStyle] = {
     ),
 }
 
+# What a rank does: the phases of a step, and what travels meanwhile.
+LANES: dict[str, KindStyle] = {
+    "init": KindStyle("init", "the model is built", "#e9e9e9", DARK_INK, "sparse"),
+    "forward": KindStyle("forward", "the model is run", "#c6dbef", DARK_INK, "solid"),
+    "backward": KindStyle("backward", "gradients are computed", "#6a51a3", LIGHT_INK, "rows"),
+    "step": KindStyle("step", "the optimizer updates", "#525252", LIGHT_INK, "falling"),
+    "idle": KindStyle("idle", "between the steps", "#f7f7f7", DARK_INK, "dots"),
+    "hidden": KindStyle(
+        "hidden communication",
+        "on its way while the rank computes",
+        "#41b6c4",
+        DARK_INK,
+        "rising",
+    ),
+    "exposed": KindStyle(
+        "exposed communication", "the rank does nothing else", "#a50026", LIGHT_INK, "check"
+    ),
+    "control": KindStyle(
+        "control", "norms, flags and losses: a few bytes", "#bdbdbd", DARK_INK, "columns"
+    ),
+    "copy": KindStyle("copies", "casts and clones", "#fe9929", DARK_INK, "grid"),
+}
+
 LIGHT = Paper(
     paper="#ffffff",
     ink="#1a1a1a",
@@ -136,7 +159,11 @@ DARK = Paper(
 
 def as_state() -> dict[str, Any]:
     """Return the theme as plain data, for the scripts of the widgets."""
-    return {"kinds": {kind: asdict(style) for kind, style in KINDS.items()}, **papers()}
+    lanes = {lane: asdict(style) for lane, style in LANES.items()}
+    return {
+        "kinds": {kind: asdict(style) for kind, style in KINDS.items()},
+        "lanes": lanes,
+    } | papers()
 
 
 def papers() -> dict[str, Any]:

@@ -1,44 +1,5 @@
 // Chapter 0: draws memory bars. All numbers come from the model, all colours from model.theme.
-const MIB = 2 ** 20;
-function mib(bytes) {
-  if (bytes >= MIB / 10) return `${(bytes / MIB).toFixed(1)} MiB`;
-  return bytes >= 1024 ? `${(bytes / 1024).toFixed(0)} KiB` : `${bytes} B`;
-}
-
-// Hatchings as CSS backgrounds over the fill, in the ink of the kind.
-const HATCH = {
-  solid: () => "none",
-  rising: (c) => `repeating-linear-gradient(135deg, ${c} 0 1px, transparent 1px 8px)`,
-  falling: (c) => `repeating-linear-gradient(45deg, ${c} 0 1px, transparent 1px 8px)`,
-  dots: (c) => `radial-gradient(${c} 1px, transparent 1.5px) 0 0 / 8px 8px`,
-  rows: (c) => `repeating-linear-gradient(0deg, ${c} 0 1px, transparent 1px 8px)`,
-  columns: (c) => `repeating-linear-gradient(90deg, ${c} 0 1px, transparent 1px 8px)`,
-  grid: (c) => `${HATCH.rows(c)}, ${HATCH.columns(c)}`,
-  sparse: (c) => `repeating-linear-gradient(45deg, ${c} 0 1px, transparent 1px 14px)`,
-  check: (c) => `${HATCH.rising(c)}, ${HATCH.falling(c)}`,
-};
-
-function paint(node, style) {
-  node.style.background = style.hatch === "solid" ? "" : HATCH[style.hatch](`${style.ink}59`);
-  node.style.backgroundColor = style.fill;
-  node.style.color = style.ink;
-}
-
-function make(tag, className, parent, text = "") {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text) node.textContent = text;
-  if (parent) parent.append(node);
-  return node;
-}
-
-function isDark() {
-  const flag = document.body.dataset.jpThemeLight;
-  if (flag !== undefined) return flag === "false";
-  return window.matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function skeleton(el) {
+function barsSkeleton(el) {
   const root = make("div", "zl-bars", el);
   root.setAttribute("role", "group");
   const finding = make("p", "zl-finding", root);
@@ -82,6 +43,7 @@ function topOfScale(model) {
 function drawSegments(model, bar, index, track, scale) {
   const kinds = model.get("theme").kinds;
   const [chosenBar, chosenKind] = model.get("selected");
+  const unit = scale >= 10 * GIB ? GIB : MIB;
   let bottom = 0;
   for (const [kind, bytes] of bar.segments) {
     const height = (bytes / scale) * 100;
@@ -97,7 +59,7 @@ function drawSegments(model, bar, index, track, scale) {
     if (chosenBar === index && chosenKind === kind) node.classList.add("zl-chosen");
     paint(node, kinds[kind]);
     if (height > 6.5) {
-      const text = make("span", "", node, `${kind} ${(bytes / MIB).toFixed(1)}`);
+      const text = make("span", "", node, `${kind} ${(bytes / unit).toFixed(1)}`);
       text.style.backgroundColor = kinds[kind].fill;
     }
     bottom += height;
@@ -106,8 +68,7 @@ function drawSegments(model, bar, index, track, scale) {
 
 function verdict(model, bar) {
   if (bar.failed) return "out of memory";
-  const moving = model.get("slider") === "ceiling";
-  if (!moving) return "";
+  if (model.get("slider") === "time") return "";
   return total(bar) > model.get("capacity") ? "out of memory" : "fits";
 }
 
@@ -161,7 +122,8 @@ function drawDetail(model, bars, detail) {
 function drawControl(model, ui) {
   const time = model.get("slider") === "time";
   const frames = model.get("frames");
-  ui.control.hidden = time ? frames.length < 2 : !model.get("bars").length;
+  const nothing = time ? frames.length < 2 : !model.get("bars").length;
+  ui.control.hidden = nothing || model.get("slider") === "none";
   ui.reset.hidden = !time;
   ui.label.textContent = time ? "moment" : "ceiling";
   ui.range.setAttribute("aria-label", time ? "moment of the run" : "ceiling in MiB");
@@ -174,14 +136,7 @@ function drawControl(model, ui) {
   ui.range.setAttribute("aria-valuetext", ui.output.textContent);
 }
 
-function applyTheme(model, root) {
-  const paper = model.get("theme")[isDark() ? "dark" : "light"];
-  for (const [name, colour] of Object.entries(paper)) {
-    root.style.setProperty(`--zl-${name.replace("_", "-")}`, colour);
-  }
-}
-
-function draw(model, ui) {
+function drawBars(model, ui) {
   applyTheme(model, ui.root);
   ui.root.setAttribute("aria-label", model.get("finding"));
   ui.finding.textContent = model.get("finding");
@@ -200,7 +155,7 @@ function draw(model, ui) {
   }
 }
 
-function listen(model, ui) {
+function listenToBars(model, ui) {
   ui.plot.addEventListener("click", (event) => {
     const node = event.target.closest(".zl-segment");
     if (!node) return;
@@ -217,23 +172,12 @@ function listen(model, ui) {
     model.set("frame", -1);
     model.save_changes();
   });
-  // JupyterLab takes arrow keys and Enter from inside outputs unless we keep them.
-  ui.root.addEventListener("keydown", (event) => event.stopPropagation());
+  keepKeys(ui.root);
 }
 
-function render({ model, el }) {
-  const ui = skeleton(el);
-  const redraw = () => draw(model, ui);
+function renderBars({ model, el }) {
+  const ui = barsSkeleton(el);
+  listenToBars(model, ui);
   const fields = ["bars", "frames", "frame", "capacity", "selected", "finding", "message", "theme"];
-  for (const field of fields) model.on(`change:${field}`, redraw);
-  listen(model, ui);
-  const watcher = new MutationObserver(redraw);
-  watcher.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
-  redraw();
-  return () => {
-    watcher.disconnect();
-    for (const field of fields) model.off(`change:${field}`, redraw);
-  };
+  return redrawOn(model, fields, () => drawBars(model, ui));
 }
-
-export default { render };
