@@ -34,7 +34,7 @@ def train_sharded_optimizer(
     """
     params, rank, world_size = list(model.parameters()), comm.get_rank(), comm.get_world_size()
     shard_numel = -(-sum(param.numel() for param in params) // world_size)
-    whole = torch.zeros(world_size * shard_numel)  # every parameter, end to end, then padding
+    whole = params[0].new_zeros(world_size * shard_numel)  # all parameters, then padding
     start = 0
     for param in params:
         view = whole[start : start + param.numel()].view_as(param)
