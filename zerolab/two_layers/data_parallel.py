@@ -37,7 +37,7 @@ def train_data_parallel(
     """
     params = list(model.parameters())
     numels = [param.numel() for param in params]
-    flat_grad = torch.zeros(sum(numels))  # [Psi]
+    flat_grad = torch.zeros(sum(numels), device=params[0].device)  # [Psi]
     for param, piece in zip(params, flat_grad.split(numels), strict=True):
         comm.broadcast(param.data, src=0, purpose="control")
         param.grad = piece.view_as(param)

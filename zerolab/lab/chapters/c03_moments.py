@@ -1,0 +1,220 @@
+"""Chapter 3: the checks of the moments: what a run of the engine shows of each.
+
+Owns when which bucket has to leave. References are plain torch in one process with the batches
+of all ranks, and the order in which backward reaches the layers.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..outcome import Wrong
+from . import c03_runs as runs
+
+Function = Callable[..., Any]
+Ranks = list[list[runs.Step]]
+LABELS = tuple(f"root/{number}" for number in range(runs.NUM_LAYERS))
+# When the first gradient of a layer comes: how many buckets have been sent, and are under way.
+SENT = (
+    {"last": 0, "right": 1, "left": 2, "first": 3},
+    {"last": 0, "rare": 1, "left": 1, "right": 1, "first": 3},
+    {"last": 0, "right": 1, "left": 2, "first": 3},
+)
+
+
+# What the moments show in the engine.
+
+
+def check_sent(ranks: Ranks) -> None:
+    """When the first gradient of a layer comes, so many buckets have been sent."""
+    for rank, steps in enumerate(ranks):
+        for number, step in enumerate(steps):
+            expected = SENT[rank]
+            if step.sent != expected:
+                layer = next(n for n in expected if step.sent.get(n) != expected[n])
+                raise Wrong(
+                    f"Step {number}: when the first gradient of layer {layer!r} came, "
+                    f"{step.sent.get(layer, 0)} buckets had been sent, and {expected[layer]} are "
+                    "right.",
+                    expected=expected,
+                    observed=step.sent,
+                    call="one backward of five layers",
+                    rank=rank,
+                )
+
+
+def _check_under_way(ranks: Ranks) -> None:
+    for rank, steps in enumerate(ranks):
+        expected = {layer: min(count, 1) for layer, count in SENT[rank].items()}
+        for step in steps:
+            if step.under_way != expected:
+                raise Wrong(
+                    "While backward went on, no reduction was under way: each was waited for "
+                    "before the next gradient.",
+                    expected=expected,
+                    observed=step.under_way,
+                    call="one backward of five layers",
+                    rank=rank,
+                )
+
+
+def _check_order(ranks: Ranks, *, again: tuple[str, ...] = ()) -> None:
+    for rank, steps in enumerate(ranks):
+        for number, step in enumerate(steps):
+            if step.order != LABELS + again:
+                raise Wrong(
+                    f"Step {number}: {len(step.order)} reductions were sent, and "
+                    f"{len(LABELS + again)} are right, in index order.",
+                    expected=LABELS + again,
+                    observed=step.order,
+                    call="one step",
+                    rank=rank,
+                )
+
+
+def check_grads(ranks: Ranks, case: runs.Case) -> None:
+    """Compare the means with plain torch, parameter by parameter, in every step."""
+    for number, expected in enumerate(runs.alone(case)):
+        for rank, steps in enumerate(ranks):
+            grads = steps[number].grads if number < len(steps) else {}
+            for name, reference in expected.items():
+                _check_grad(number, rank, name, grads.get(name), reference)
+
+
+def _check_grad(
+    number: int, rank: int, name: str, mean: torch.Tensor | None, reference: torch.Tensor
+) -> None:
+    if mean is None:
+        raise Wrong(
+            f"Step {number}: the gradient of {name} was not received before the update.",
+            expected="a mean over the ranks",
+            observed="nothing",
+            call="one step",
+            rank=rank,
+        )
+    apart = (mean.float().cpu() - reference).abs().max().item()
+    if not apart <= runs.TOLERANCE:
+        ratio = (mean.double().norm().cpu() / reference.double().norm()).item()
+        raise Wrong(
+            f"Step {number}: the gradient of {name} is off by {apart:.2g}, its length "
+            f"{ratio:.2f} times that of one process with all batches.",
+            expected=f"off by at most {runs.TOLERANCE:g}",
+            observed=f"{apart:.2g}",
+            call="one step",
+            rank=rank,
+        )
+
+
+def _check_held(ranks: Ranks, expected: int) -> None:
+    for rank, steps in enumerate(ranks):
+        for step in steps:
+            if step.held["grad"] != expected:
+                raise Wrong(
+                    f"Before the update a rank holds {step.held['grad']} bytes of gradients, and "
+                    f"{expected} are right: gradients of bf16 parameters that wait in fp32.",
+                    expected=f"{expected} bytes",
+                    observed=f"{step.held['grad']} bytes",
+                    call="one step in bf16, grad_accum_dtype fp32",
+                    rank=rank,
+                )
+
+
+def _check_left(ranks: Ranks) -> None:
+    for rank, steps in enumerate(ranks):
+        if steps[0].left:
+            raise Wrong(
+                f"After backward {len(steps[0].left)} parameters still have a `.grad` of their "
+                "own, beside their place in the bucket: twice the bytes, and the next backward "
+                "adds to it.",
+                expected="every `.grad` is None",
+                observed=steps[0].left,
+                call="one backward of five layers",
+                rank=rank,
+            )
+
+
+# 3.3 collect
+
+
+def check_collect(answer: Function) -> Iterator[str]:
+    """Gradients of several steps, accumulated ones, order, bytes."""
+    ranks = runs.watch(runs.Case())
+    _check_left(ranks)
+    yield "after backward no parameter has a gradient of its own"
+    check_sent(ranks)
+    yield "each bucket leaves as soon as its last gradient is there"
+    check_grads(ranks, runs.Case())
+    yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
+    case = runs.Case(accum=2)
+    check_grads(runs.watch(case), case)
+    yield "two micro-steps: the second gradient is added to the first"
+    _check_held(runs.watch(runs.Case(dtype="bf16")), 4 * runs.PADDED * runs.NUM_LAYERS)
+    yield "bf16 gradients wait in fp32 where that is asked for: bytes held"
+
+
+# 3.4 post_backward
+
+
+def check_post_backward(answer: Function) -> Iterator[str]:
+    """When each bucket leaves, in which order on which rank, and what comes of it."""
+    ranks = runs.watch(runs.Case())
+    check_sent(ranks)
+    yield "each bucket leaves as soon as its turn has come, while backward runs on"
+    _check_under_way(ranks)
+    yield "one reduction is under way while the next gradients are computed"
+    _check_order(ranks)
+    yield "on each rank the same order, though gradients come in another order on rank 1"
+    check_grads(ranks, runs.Case())
+    yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
+
+
+# 3.5 finish_backward
+
+
+def check_finish_backward(answer: Function) -> Iterator[str]:
+    """What is sent at the end, also by ranks that have nothing to say; then the next step."""
+    ranks = runs.watch(runs.Case())
+    _check_order(ranks)
+    yield "every bucket is sent once, also the one that only rank 1 has gradients for"
+    check_sent(ranks)
+    check_grads(ranks, runs.Case())
+    yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
+    case = runs.Case(accum=2)
+    ranks = runs.watch(case)
+    _check_order(ranks)
+    check_grads(ranks, case)
+    yield "two micro-steps: nothing moves in the first, everything once in the second"
+    case = runs.Case(reuse=True)
+    ranks = runs.watch(case)
+    check_grads(ranks, case)
+    yield "a gradient that came after its bucket had left is sent as well"
+
+
+# 3.6 receive
+
+
+def check_receive(answer: Function) -> Iterator[str]:
+    """Values, with and without accumulation; bytes; what a bucket lets go of."""
+    ranks = runs.watch(runs.Case())
+    check_grads(ranks, runs.Case())
+    yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
+    for rank, steps in enumerate(ranks):
+        if steps[0].loose:
+            raise Wrong(
+                f"{len(steps[0].loose)} buckets still hold the handle of a collective that has "
+                "ended.",
+                expected="`work` and `incoming` are None",
+                observed=steps[0].loose,
+                call="one step",
+                rank=rank,
+            )
+    yield "a received bucket lets go of the handle and of the buffer that travelled"
+    case = runs.Case(accum=2, reduce="micro_step")
+    check_grads(runs.watch(case), case)
+    yield "reduced in every micro-step, the means add up"
+    case = runs.Case(reuse=True)
+    check_grads(runs.watch(case), case)
+    yield "a bucket that has got a gradient meanwhile is sent once more"
+    _check_held(runs.watch(runs.Case(dtype="bf16")), 4 * runs.PADDED * runs.NUM_LAYERS)
+    yield "means are kept in the dtype that was asked for: bytes held"

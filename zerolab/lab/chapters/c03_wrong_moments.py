@@ -1,0 +1,279 @@
+"""Chapter 3: wrong answers to the moments. The docstring of each is the misconception.
+
+Owns nothing. They run in the namespace of the module whose function they stand in for.
+"""
+
+from typing import Any
+
+import torch
+
+from ... import device, flat
+from ...bucket import Bucket, GradState
+
+# 3.4 collect
+
+
+def _note(bucket: Bucket, position: int) -> None:
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
+
+
+def _fresh(bucket: Bucket, dtype: torch.dtype, kind: str) -> torch.Tensor:
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    return bucket.fresh
+
+
+def _put(bucket: Bucket, position: int, start: int) -> None:
+    slot = bucket.slots[position]
+    assert bucket.fresh is not None and slot.param.grad is not None
+    target = flat.view(bucket.fresh, start, slot.shape)
+    if position in bucket.filled:
+        target.add_(slot.param.grad)
+    else:
+        target.copy_(slot.param.grad)
+
+
+def leaves_the_gradient(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """Backward adds to a `.grad` that is still there: the next step would send this one again."""
+    _fresh(bucket, dtype, kind)
+    _put(bucket, position, bucket.slots[position].offset)
+    _note(bucket, position)
+
+
+def forgets_the_first(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """With accumulation a second gradient comes before the first was sent: it is added, not put."""
+    slot = bucket.slots[position]
+    assert slot.param.grad is not None
+    flat.view(_fresh(bucket, dtype, kind), slot.offset, slot.shape).copy_(slot.param.grad)
+    slot.param.grad = None
+    _note(bucket, position)
+
+
+def forgets_the_place(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """A slot begins at its offset: at 0 every gradient of the bucket covers the one before."""
+    _fresh(bucket, dtype, kind)
+    _put(bucket, position, 0)
+    bucket.slots[position].param.grad = None
+    _note(bucket, position)
+
+
+def a_buffer_for_each(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """One buffer holds all gradients of a bucket: a new one for each forgets the others."""
+    bucket.fresh = None
+    _fresh(bucket, dtype, kind)
+    _put(bucket, position, bucket.slots[position].offset)
+    bucket.slots[position].param.grad = None
+    _note(bucket, position)
+
+
+def forgets_who_has_come(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """A bucket of which nobody notes what has arrived is never complete: it leaves at the end."""
+    _fresh(bucket, dtype, kind)
+    _put(bucket, position, bucket.slots[position].offset)
+    bucket.slots[position].param.grad = None
+    _note(bucket, position)
+    bucket.arrived.discard(position)
+
+
+def forgets_that_it_was_used(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """The optimizer leaves alone what no rank used: an unmarked parameter is never trained."""
+    _fresh(bucket, dtype, kind)
+    _put(bucket, position, bucket.slots[position].offset)
+    bucket.slots[position].param.grad = None
+    _note(bucket, position)
+    bucket.used.discard(position)
+
+
+def keeps_16_bits(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """The buffer has the dtype that was asked for, which may be wider than the gradient's."""
+    grad = bucket.slots[position].param.grad
+    assert grad is not None
+    _fresh(bucket, grad.dtype, kind)
+    _put(bucket, position, bucket.slots[position].offset)
+    bucket.slots[position].param.grad = None
+    _note(bucket, position)
+
+
+# 3.5 post_backward
+
+
+def sends_whatever_is_complete(stage: Any) -> None:
+    """On another rank another bucket may be complete first: the ranks would add up unlike ones."""
+    for bucket in stage.trainable[stage.next_launch :]:
+        if bucket.complete and bucket.state is GradState.FILLING:
+            stage.launch(bucket)
+
+
+def waits_for_the_whole_model(stage: Any) -> None:
+    """When the last bucket is complete, backward is over: nothing is left to overlap with."""
+    if all(bucket.complete for bucket in stage.trainable):
+        while stage.next_launch < len(stage.trainable):
+            stage.launch(stage.trainable[stage.next_launch])
+            stage.next_launch += 1
+
+
+def sends_one_at_most(stage: Any) -> None:
+    """One gradient can make it the turn of several: those that were complete and had to wait."""
+    if stage.next_launch < len(stage.trainable):
+        bucket = stage.trainable[stage.next_launch]
+        if bucket.complete:
+            stage.launch(bucket)
+            stage.next_launch += 1
+
+
+def sends_again_and_again(stage: Any) -> None:
+    """A bucket that was sent stays complete: without a step to the next its turn never ends."""
+    bucket = stage.trainable[stage.next_launch]
+    if bucket.complete:
+        stage.launch(bucket)
+
+
+def waits_at_once(stage: Any) -> None:
+    """Who waits right after sending pays for the collective on top of backward, not under it."""
+    while stage.next_launch < len(stage.trainable):
+        bucket = stage.trainable[stage.next_launch]
+        if not bucket.complete:
+            return
+        stage.launch(bucket)
+        stage.receive_all()
+        stage.next_launch += 1
+
+
+def skips_the_incomplete(stage: Any) -> None:
+    """An incomplete bucket keeps its turn: passed over, it leaves at another time on each rank."""
+    while stage.next_launch < len(stage.trainable):
+        bucket = stage.trainable[stage.next_launch]
+        if bucket.complete:
+            stage.launch(bucket)
+        stage.next_launch += 1
+
+
+# 3.6 finish_backward
+
+
+def _rest(stage: Any) -> list[Bucket]:
+    return list(stage.trainable[stage.next_launch :]) if stage.reducing else []
+
+
+def _send(stage: Any, buckets: list[Bucket]) -> None:
+    for bucket in buckets:
+        stage.launch(bucket)
+    stage.receive_all()
+
+
+def _latecomers(stage: Any) -> list[Bucket]:
+    late = [bucket for bucket in stage.trainable if bucket.state is GradState.FILLING]
+    return late if stage.reducing else []
+
+
+def _empty(stage: Any) -> None:
+    for bucket in stage.trainable:
+        bucket.arrived.clear()
+
+
+def sends_only_what_it_used(stage: Any) -> None:
+    """Rank 1 has gradients that rank 0 does not: it sends, nobody answers, and all ranks stop."""
+    _send(stage, [bucket for bucket in _rest(stage) if bucket.filled])
+    _send(stage, _latecomers(stage))
+    _empty(stage)
+
+
+def forgets_to_wait(stage: Any) -> None:
+    """Sent is not received: the optimizer would read a mean that is still on its way."""
+    for bucket in _rest(stage):
+        stage.launch(bucket)
+    _empty(stage)
+
+
+def forgets_to_empty(stage: Any) -> None:
+    """What has arrived is a matter of one backward: else every bucket is complete in the next."""
+    _send(stage, _rest(stage))
+    _send(stage, _latecomers(stage))
+
+
+def reduces_in_every_micro_step(stage: Any) -> None:
+    """Gradients stay at home until the last micro-step: reducing each moves G times as much."""
+    _send(stage, list(stage.trainable[stage.next_launch :]))
+    _empty(stage)
+
+
+def sends_everything_again(stage: Any) -> None:
+    """The buckets before `next_launch` are on their way already: this sends them a second time."""
+    _send(stage, list(stage.trainable) if stage.reducing else [])
+    _empty(stage)
+
+
+def forgets_the_latecomers(stage: Any) -> None:
+    """A parameter that is used twice can get a gradient after its bucket has left: send it too."""
+    _send(stage, _rest(stage))
+    _empty(stage)
+
+
+# 3.7 receive
+
+
+def _keep(bucket: Bucket, mean: torch.Tensor, *, add: bool = True) -> None:
+    if bucket.reduced is None or not add:
+        bucket.reduced = mean
+        device.set_kind(bucket.reduced, "grad")
+    else:
+        bucket.reduced.add_(mean)
+
+
+def _let_go(bucket: Bucket) -> None:
+    bucket.work = bucket.incoming = None
+    bucket.state = GradState.REDUCED if bucket.fresh is None else GradState.FILLING
+
+
+def keeps_the_last_only(bucket: Bucket, dtype: torch.dtype) -> None:
+    """A step is the sum of its micro-steps: overwriting keeps the last and wastes the others."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype), add=False)
+    _let_go(bucket)
+
+
+def reads_before_it_arrives(bucket: Bucket, dtype: torch.dtype) -> None:
+    """An asynchronous collective has returned long before its result is there: `wait` says when."""
+    assert bucket.work is not None and bucket.incoming is not None
+    _keep(bucket, bucket.incoming.to(dtype, copy=True))
+    bucket.work.wait()
+    _let_go(bucket)
+
+
+def divides_once_more(bucket: Bucket, dtype: torch.dtype) -> None:
+    """The collective was an average: it has divided by the number of ranks already."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype) / bucket.world_size)
+    _let_go(bucket)
+
+
+def keeps_the_dtype_of_the_journey(bucket: Bucket, dtype: torch.dtype) -> None:
+    """Gradients travel in one dtype and are added up in another, which is the wider one."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming)
+    _let_go(bucket)
+
+
+def holds_on_to_the_message(bucket: Bucket, dtype: torch.dtype) -> None:
+    """A handle holds its tensors alive, so a bucket that is home lets go of it."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype))
+    bucket.state = GradState.REDUCED if bucket.fresh is None else GradState.FILLING
+
+
+def takes_it_for_done(bucket: Bucket, dtype: torch.dtype) -> None:
+    """A gradient may have come while this one travelled; marked as done it is never sent."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype))
+    _let_go(bucket)
+    bucket.state = GradState.REDUCED
