@@ -17,8 +17,27 @@ Source: ZeRO, section 5.2; DeepSpeed `stage: 2` (which all-reduces by default).
 
 import torch
 
-from . import comm, device, zero1
+from . import comm, device, reducing, zero1
 from .bucket import Bucket
+
+
+def kind_of_mean(bucket: Bucket) -> str:
+    """Return how the mean of the own slice is counted: it stays, or is added and gone."""
+    return "grad" if bucket.reduced is None else "bucket"
+
+
+def keep_own_slice(bucket: Bucket) -> torch.Tensor:
+    """Return the mean of the own slice [shard_numel], in memory of its own, counted by its kind.
+
+    When the caller lets go of `bucket.incoming`, the full gradients must be free.
+
+    Args:
+        bucket: `bucket.incoming` [shard_numel] is a slice of the full gradients after an
+            all-reduce; `kind_of_mean(bucket)` is how the ledger is to count the result.
+    """
+    assert bucket.incoming is not None
+    with device.tag(kind_of_mean(bucket)):
+        return bucket.incoming.clone()
 
 
 class Zero2(zero1.Zero1):
@@ -28,23 +47,29 @@ class Zero2(zero1.Zero1):
     fresh_kind = "bucket"  # the buffer that backward fills dies when it has been reduced
 
     def reduce(self, bucket: Bucket) -> None:
-        """Start the mean of the own slice, into a new tensor of one shard."""
+        """Start the mean of the own slice, into a new tensor of one shard.
+
+        The full gradients are held by the collective alone: they are free when it has ended.
+        With `options.all_reduce` all slices of the mean are received, over the gradients.
+        """
+        outgoing, op = self.outgoing(bucket), self.options.reduce_op
         if self.options.all_reduce:
-            return super().reduce(bucket)
-        outgoing = self.outgoing(bucket)
-        with device.tag("grad" if bucket.reduced is None else "bucket"):
-            bucket.incoming = torch.empty(
-                bucket.shard_numel, dtype=outgoing.dtype, device=bucket.device
-            )
+            bucket.incoming = outgoing[slice(*bucket.bounds)]
+            bucket.work = comm.all_reduce(outgoing, op, async_op=True, label=bucket.name)
+            return
+        with device.tag(kind_of_mean(bucket)):
+            bucket.incoming = outgoing.new_empty(bucket.shard_numel)
         bucket.work = comm.reduce_scatter(
-            bucket.incoming, outgoing, self.options.reduce_op, async_op=True, label=bucket.name
+            bucket.incoming, outgoing, op, async_op=True, label=bucket.name
         )
-        return None
 
     def receive(self, bucket: Bucket) -> None:
-        """Wait for the own slice; after an all-reduce, let the other slices go."""
-        if self.options.all_reduce and bucket.work is not None and bucket.incoming is not None:
+        """Wait for the mean and add it to what earlier micro-steps left, as stage 0 does.
+
+        After an all-reduce, first keep the own slice and let the others go.
+        """
+        assert bucket.work is not None
+        if self.options.all_reduce:
             bucket.work.wait()
-            with device.tag("grad" if bucket.reduced is None else "bucket"):
-                bucket.incoming = bucket.incoming.clone()
-        super().receive(bucket)
+            bucket.incoming = keep_own_slice(bucket)
+        reducing.receive(bucket, self.grad_dtype(bucket))

@@ -42,19 +42,33 @@ def elements_moved(
         reshard_after_forward: False keeps stage 3's parameters from forward to backward, P less.
     """
     check_stage(stage)
+    _check_accum_steps(accum_steps)
     gathers = _num_gathers(stage, accum_steps, reshard_after_forward)
-    reductions = _reduction_passes(stage, accum_steps, every_micro_step, all_reduce)
+    reductions = reduction_passes(stage, accum_steps, every_micro_step, all_reduce)
     return (reductions + gathers) * padded_numel
 
 
-def _reduction_passes(
+def reduction_passes(
     stage: int, accum_steps: int, every_micro_step: bool | None, all_reduce: bool
 ) -> int:
-    """Return how many times P the reductions of a step carry."""
-    if accum_steps < 1:
-        raise UsageError(f"accum_steps {accum_steps} is below 1; give 1 or more")
+    """Return how often the reductions of one step move the model, an all-reduce counted twice.
+
+    Stage 0 all-reduces, the others reduce-scatter. Stages 0 and 1 reduce once a step, the others
+    after every micro-batch.
+
+    Args:
+        stage: 0 to 3.
+        accum_steps: micro-batches a step, at least 1.
+        every_micro_step: True or False if the user has decided; None for the stage's own way.
+        all_reduce: whether a stage that would reduce-scatter all-reduces, as DeepSpeed's do.
+    """
     every = stage >= 2 if every_micro_step is None else every_micro_step
     return (accum_steps if every else 1) * (2 if stage == 0 or all_reduce else 1)
+
+
+def _check_accum_steps(accum_steps: int) -> None:
+    if accum_steps < 1:
+        raise UsageError(f"accum_steps {accum_steps} is below 1; give 1 or more")
 
 
 def _num_gathers(stage: int, accum_steps: int, reshard_after_forward: bool) -> int:
@@ -87,7 +101,8 @@ def elements_moved_by(
         reshard_after_forward: False keeps stage 3's parameters from forward to backward.
     """
     check_stage(stage)
-    passes = _reduction_passes(stage, accum_steps, every_micro_step, all_reduce)
+    _check_accum_steps(accum_steps)
+    passes = reduction_passes(stage, accum_steps, every_micro_step, all_reduce)
     gathers = _num_gathers(stage, accum_steps, reshard_after_forward)
     if stage < 3:
         return (passes + gathers) * sizes.padded_numel

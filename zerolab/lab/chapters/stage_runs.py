@@ -1,9 +1,9 @@
 """Chapter 4: runs of a small model whose evidence the checks of the stage chapters read.
 
-Owns one model, 70 elements in six tensors that no world size divides, one layer of it unused,
-cut into three buckets. `run` trains it with the engine on all ranks and hands back what every
-rank showed: weights, bytes held by kind, the collectives of the last step. `alone` is plain torch
-in one process on the batches of all ranks: the reference.
+Owns two models: `Small`, 70 elements in six tensors that no world size divides, one layer of it
+unused, cut into three buckets; and `Deep`, six layers of 42, a bucket each. `run` trains one with
+the engine on all ranks and hands back what every rank showed: weights, bytes held by kind, the
+collectives of the last step. `alone` is plain torch in one process on the batches of all ranks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,10 @@ from ..outcome import Wrong
 
 STEPS = 3
 TOLERANCE = 1e-5
-BUCKET_NUMELS = (28, 7, 35)  # of the three buckets, in the order in which they are reduced
+BUCKET_NUMELS = (28, 7, 35)  # of Small's three buckets, in the order in which they are reduced
 BUCKET_LIMIT = 30
 NUMEL = sum(BUCKET_NUMELS)
+DEEP_LAYERS, DEEP_WIDTH, DEEP_NUMEL = 6, 6, 42  # of Deep: layers, width, elements a layer
 ADAMW = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SGD = {"lr": 0.1, "momentum": 0.9}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,6 +42,8 @@ class Plan:
     optimizer: str = "AdamW"
     clipping: float = 0.0
     reduce_scatter: bool = True
+    reduce: str = ""  # "boundary" or "micro_step"; "" for the stage's own
+    deep: bool = False
 
     def config(self) -> dict[str, Any]:
         """Return the ds_config.json."""
@@ -53,10 +56,23 @@ class Plan:
             "optimizer": {"type": self.optimizer, "params": params},
             "zero_optimization": {
                 "stage": self.stage,
-                "reduce_bucket_size": BUCKET_LIMIT,
+                "reduce_bucket_size": DEEP_NUMEL if self.deep else BUCKET_LIMIT,
                 "reduce_scatter": self.reduce_scatter,
             },
+            **({"zerolab": {"reduce": self.reduce}} if self.reduce else {}),
         }
+
+    def model(self) -> nn.Module:
+        """Return the model, the same numbers each time."""
+        torch.manual_seed(11)
+        return Deep() if self.deep else Small()
+
+    def batch(self, rank: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs and targets [4, ...] of one rank."""
+        sizes = (DEEP_WIDTH, DEEP_WIDTH) if self.deep else (5, 3)
+        luck = torch.Generator().manual_seed(1000 + 100 * micro_step + rank)
+        inputs, targets = (torch.randn(4, size, generator=luck) for size in sizes)
+        return inputs, targets
 
 
 @dataclass(slots=True)
@@ -64,7 +80,7 @@ class Shown:
     """What one rank showed."""
 
     rank: int
-    weights: torch.Tensor  # [70]
+    weights: torch.Tensor  # [numel]
     ready: dict[str, int]  # bytes by kind when the last gradients were reduced
     ended: dict[str, int]  # bytes by kind after the last step
     most: dict[str, int]  # the most bytes of each kind within the last step
@@ -93,16 +109,13 @@ class Small(nn.Module):
         return self.second(torch.tanh(self.first(inputs)))
 
 
-def make_model() -> Small:
-    """Return the model, the same numbers each time."""
-    torch.manual_seed(11)
-    return Small()
+class Deep(nn.Sequential):
+    """Six layers of one size, all of them used."""
 
-
-def batch(rank: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs [4, 5] and targets [4, 3] of one rank."""
-    luck = torch.Generator().manual_seed(1000 + 100 * micro_step + rank)
-    return torch.randn(4, 5, generator=luck), torch.randn(4, 3, generator=luck)
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(DEEP_LAYERS):
+            self.add_module(f"layer{number}", nn.Linear(DEEP_WIDTH, DEEP_WIDTH))
 
 
 def run(plan: Plan) -> list[Shown]:
@@ -111,7 +124,7 @@ def run(plan: Plan) -> list[Shown]:
 
 
 def _train(plan: Plan) -> Shown:
-    model, dtype = make_model().to(evidence.home()), DTYPES[plan.dtype]
+    model, dtype = plan.model().to(evidence.home()), DTYPES[plan.dtype]
     trainer, *_ = engine.initialize(model=model, config=plan.config())
     records = comm.records()
     first_call = first_block = 0
@@ -120,7 +133,7 @@ def _train(plan: Plan) -> Shown:
         if micro_step % plan.accum_steps == 0:
             first_call, first_block = len(records.collectives), len(records.memory)
         with device.paused():
-            inputs, targets = batch(comm.get_rank(), micro_step)
+            inputs, targets = plan.batch(comm.get_rank(), micro_step)
             inputs, targets = inputs.to(evidence.home(), dtype), targets.to(evidence.home(), dtype)
         loss = trainer.backward(F.mse_loss(trainer(inputs), targets))
         losses.append(float(loss.detach()))
@@ -152,8 +165,8 @@ def most_by_kind(events: Sequence[MemoryEvent], first: int) -> dict[str, int]:
 
 @cache
 def alone(plan: Plan) -> torch.Tensor:
-    """Train in one process with torch alone, on the batches of all ranks; returns weights [70]."""
-    model = make_model()
+    """Train in one process with torch alone, on the batches of all ranks; returns the weights."""
+    model = plan.model()
     optimizer = (
         torch.optim.AdamW(model.parameters(), **ADAMW)
         if plan.optimizer == "AdamW"
@@ -161,7 +174,9 @@ def alone(plan: Plan) -> torch.Tensor:
     )
     for step in range(STEPS):
         micro_steps = range(step * plan.accum_steps, (step + 1) * plan.accum_steps)
-        pairs = [batch(rank, micro) for micro in micro_steps for rank in range(plan.world_size)]
+        pairs = [
+            plan.batch(rank, micro) for micro in micro_steps for rank in range(plan.world_size)
+        ]
         optimizer.zero_grad()
         losses = [F.mse_loss(model(inputs), targets) for inputs, targets in pairs]
         torch.stack(losses).mean().backward()
@@ -172,9 +187,10 @@ def alone(plan: Plan) -> torch.Tensor:
     return evidence.weights_of(model)
 
 
-def padded(world_size: int) -> int:
+def padded(world_size: int, *, deep: bool = False) -> int:
     """Return the elements of all buckets with padding, counted up."""
-    return sum(len(range(0, numel, world_size)) * world_size for numel in BUCKET_NUMELS)
+    numels = (DEEP_NUMEL,) * DEEP_LAYERS if deep else BUCKET_NUMELS
+    return sum(len(range(0, numel, world_size)) * world_size for numel in numels)
 
 
 # What several checks ask of such a run.
@@ -204,7 +220,7 @@ def same_bits(plan: Plan, ranks: Iterable[Shown], others: Iterable[Shown], call:
         different = int(((shown.weights - other.weights).abs() > loose).sum())
         if different:
             raise Wrong(
-                f"{describe(plan)}: {different} of {NUMEL} weights differ in their last bits from "
+                f"{describe(plan)}: {different} of {len(other.weights)} weights differ in their last bits from "
                 "those of stage 0.",
                 expected="the same bits",
                 observed=f"{different} differ",
@@ -218,7 +234,8 @@ def same_traffic(plan: Plan, ranks: Iterable[Shown], expected: dict[str, int], c
     for shown in ranks:
         if shown.moved() != expected:
             raise Wrong(
-                f"{describe(plan)}: a step moves {_words(shown.moved())}, for {NUMEL} elements.",
+                f"{describe(plan)}: a step moves {_words(shown.moved())}, for {len(shown.weights)} "
+                "elements.",
                 expected=_words(expected),
                 observed=_words(shown.moved()),
                 rank=shown.rank,
