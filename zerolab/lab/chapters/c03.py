@@ -95,6 +95,15 @@ EXERCISES = (
             moments.forgets_that_it_was_used,
             moments.keeps_16_bits,
         ),
+        hunted=(
+            "forgets_that_it_was_used",
+            "leaves_the_gradient",
+            "forgets_the_first",
+            "forgets_the_place",
+            "a_buffer_for_each",
+        ),
+        evidence=runs.hunted,
+        scene="Stage 0 trained five layers of 20 parameters on it, in steps of two micro-steps",
     ),
     Exercise(
         id="3.4",

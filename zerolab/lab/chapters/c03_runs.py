@@ -100,6 +100,24 @@ class Step:
     held: dict[str, int] = field(default_factory=dict)  # bytes by kind
 
 
+def hunted(world_size: int) -> str:
+    """Return what a bug hunt shows of a run: two steps of two micro-steps, as rank 0 saw them."""
+    ranks = evidence.run(_watched, world_size, Case(accum=2), world="lockstep")
+    steps = ranks[0][:2]
+    lengths = ", ".join(f"{_length(step.grads):.4f}" for step in steps)
+    sent = max(steps[0].sent.values())
+    return (
+        f"{steps[1].moved} elements moved in step 1; {steps[1].held['grad']} bytes of gradients; "
+        f"{sent} buckets sent before the last layer's turn; "
+        f"lengths of the mean gradient {lengths}"
+    )
+
+
+def _length(grads: Grads) -> float:
+    parts = [grad.double().reshape(-1) for grad in grads.values() if grad is not None]
+    return float(torch.cat(parts).norm())
+
+
 def on_ranks(fn: Callable[..., Any], *args: Any) -> list[Any]:
     """Run on the ranks of this check; ranks that wait for each other are a verdict."""
     try:

@@ -10,10 +10,19 @@ import torch
 from ... import device, flat
 from ...bucket import Bucket, GradState
 
-# 3.4 collect
+# 3.3 collect
 
 
-def _note(bucket: Bucket, position: int) -> None:
+def leaves_the_gradient(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """Backward adds to a `.grad` that is still there: the next step would send this one again."""
+    slot = bucket.slots[position]
+    grad = slot.param.grad
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    target.add_(grad) if position in bucket.filled else target.copy_(grad)
     bucket.filled.add(position)
     bucket.arrived.add(position)
     bucket.used.add(position)
@@ -21,85 +30,106 @@ def _note(bucket: Bucket, position: int) -> None:
         bucket.state = GradState.FILLING
 
 
-def _fresh(bucket: Bucket, dtype: torch.dtype, kind: str) -> torch.Tensor:
-    if bucket.fresh is None:
-        with device.tag(kind):
-            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
-    return bucket.fresh
-
-
-def _put(bucket: Bucket, position: int, start: int) -> None:
-    slot = bucket.slots[position]
-    assert bucket.fresh is not None and slot.param.grad is not None
-    target = flat.view(bucket.fresh, start, slot.shape)
-    if position in bucket.filled:
-        target.add_(slot.param.grad)
-    else:
-        target.copy_(slot.param.grad)
-
-
-def leaves_the_gradient(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
-    """Backward adds to a `.grad` that is still there: the next step would send this one again."""
-    _fresh(bucket, dtype, kind)
-    _put(bucket, position, bucket.slots[position].offset)
-    _note(bucket, position)
-
-
 def forgets_the_first(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """With accumulation a second gradient comes before the first was sent: it is added, not put."""
     slot = bucket.slots[position]
-    assert slot.param.grad is not None
-    flat.view(_fresh(bucket, dtype, kind), slot.offset, slot.shape).copy_(slot.param.grad)
-    slot.param.grad = None
-    _note(bucket, position)
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    target.copy_(grad)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
 
 
 def forgets_the_place(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """A slot begins at its offset: at 0 every gradient of the bucket covers the one before."""
-    _fresh(bucket, dtype, kind)
-    _put(bucket, position, 0)
-    bucket.slots[position].param.grad = None
-    _note(bucket, position)
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, 0, slot.shape)
+    target.add_(grad) if position in bucket.filled else target.copy_(grad)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
 
 
 def a_buffer_for_each(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """One buffer holds all gradients of a bucket: a new one for each forgets the others."""
-    bucket.fresh = None
-    _fresh(bucket, dtype, kind)
-    _put(bucket, position, bucket.slots[position].offset)
-    bucket.slots[position].param.grad = None
-    _note(bucket, position)
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    with device.tag(kind):
+        bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    target.add_(grad) if position in bucket.filled else target.copy_(grad)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
 
 
 def forgets_who_has_come(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """A bucket of which nobody notes what has arrived is never complete: it leaves at the end."""
-    _fresh(bucket, dtype, kind)
-    _put(bucket, position, bucket.slots[position].offset)
-    bucket.slots[position].param.grad = None
-    _note(bucket, position)
-    bucket.arrived.discard(position)
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    target.add_(grad) if position in bucket.filled else target.copy_(grad)
+    bucket.filled.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
 
 
 def forgets_that_it_was_used(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """The optimizer leaves alone what no rank used: an unmarked parameter is never trained."""
-    _fresh(bucket, dtype, kind)
-    _put(bucket, position, bucket.slots[position].offset)
-    bucket.slots[position].param.grad = None
-    _note(bucket, position)
-    bucket.used.discard(position)
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    target.add_(grad) if position in bucket.filled else target.copy_(grad)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
 
 
 def keeps_16_bits(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """The buffer has the dtype that was asked for, which may be wider than the gradient's."""
-    grad = bucket.slots[position].param.grad
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
-    _fresh(bucket, grad.dtype, kind)
-    _put(bucket, position, bucket.slots[position].offset)
-    bucket.slots[position].param.grad = None
-    _note(bucket, position)
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=grad.dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    target.add_(grad) if position in bucket.filled else target.copy_(grad)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
 
 
-# 3.5 post_backward
+# 3.4 post_backward
 
 
 def sends_whatever_is_complete(stage: Any) -> None:
@@ -153,7 +183,7 @@ def skips_the_incomplete(stage: Any) -> None:
         stage.next_launch += 1
 
 
-# 3.6 finish_backward
+# 3.5 finish_backward
 
 
 def _rest(stage: Any) -> list[Bucket]:
@@ -214,7 +244,7 @@ def forgets_the_latecomers(stage: Any) -> None:
     _empty(stage)
 
 
-# 3.7 receive
+# 3.6 receive
 
 
 def _keep(bucket: Bucket, mean: torch.Tensor, *, add: bool = True) -> None:

@@ -16,7 +16,7 @@ from ...config.triad import Triad
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
-# 3.1 plan_buckets
+# 3.2 plan_buckets
 
 
 def packs_in_forward_order(numels: Sequence[int], limit: int) -> list[list[int]]:
@@ -92,7 +92,7 @@ def one_tensor_a_bucket(numels: Sequence[int], limit: int) -> list[list[int]]:
     return [[position] for position in reversed(range(len(numels)))]
 
 
-# 3.2 infer
+# 3.7 infer
 
 
 def forgets_the_ranks(
@@ -156,7 +156,7 @@ def repairs_the_total(
     return Triad(total, total // world_size // (accum or 1), accum or 1)
 
 
-# 3.3 train_data_parallel
+# 3.1 train_data_parallel
 
 
 class _Flat:
