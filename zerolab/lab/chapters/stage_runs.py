@@ -220,8 +220,8 @@ def same_bits(plan: Plan, ranks: Iterable[Shown], others: Iterable[Shown], call:
         different = int(((shown.weights - other.weights).abs() > loose).sum())
         if different:
             raise Wrong(
-                f"{describe(plan)}: {different} of {len(other.weights)} weights differ in their last bits from "
-                "those of stage 0.",
+                f"{describe(plan)}: {different} of {len(other.weights)} weights differ in their "
+                "last bits from those of stage 0.",
                 expected="the same bits",
                 observed=f"{different} differ",
                 rank=shown.rank,
