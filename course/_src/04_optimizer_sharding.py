@@ -313,7 +313,8 @@ for world_size in (3, 4, 64, 1024):
     for bucket_numel in (10_000, estimate.BUCKET_NUMEL):
         cut = estimate.layout(gpt.GPT(shape), bucket_numel, world_size)
         extra, count = cut.padded_numel - cut.numel, len(cut.trained)
-        print(f"{world_size:>5} ranks, {count:>3} buckets: {extra:>6,} of padding, {extra / psi:.3%}")
+        said = f"{extra:>6,} elements of padding, {extra / psi:.3%}"
+        print(f"{world_size:>5} ranks, {count:>3} buckets: {said}")
 
 # %% [markdown] trace-heading
 # ## One step, call by call

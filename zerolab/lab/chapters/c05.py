@@ -82,59 +82,6 @@ EXERCISES = (
     ),
     Exercise(
         id="5.3",
-        target="zerolab.sim.traffic:reduction_passes",
-        minutes=8,
-        difficulty=2,
-        check=c05_checks.check_reduction_passes,
-        hints=(
-            "Two factors: how many reductions there are in a step, and whether one counts once "
-            "(reduce-scatter) or twice (all-reduce).",
-            "Which stages can wait for the last micro-batch? Those that have room for all "
-            "gradients meanwhile. `every_micro_step` overrules that unless it is None.",
-        ),
-        mutants=tuple(
-            map(
-                Mutant,
-                (
-                    c05_mutants.once_a_step,
-                    c05_mutants.every_time,
-                    c05_mutants.counts_an_all_reduce_once,
-                    c05_mutants.nobody_may_decide,
-                    c05_mutants.stage_0_scatters,
-                ),
-            )
-        ),
-    ),
-    Exercise(
-        id="5.4",
-        target="zerolab.sim.temporaries:bucket_peak_numel",
-        minutes=20,
-        difficulty=3,
-        check=c05_checks.check_bucket_peak_numel,
-        hints=(
-            "Play it: go through the arrivals one by one, and keep a set of the buckets that exist. "
-            "When does one come into it, when does it leave?",
-            "A bucket comes with its first gradient. It is sent when its last one has come *and* "
-            "all before it have been sent. Sent buckets stand in a queue; the oldest leaves the "
-            "set when more than `in_flight` are in the queue.",
-            "Take the maximum right after a gradient has come, before anything is sent. Count "
-            "`padded_numel`.",
-        ),
-        mutants=tuple(
-            map(
-                Mutant,
-                (
-                    c05_mutants.forgets_what_flies,
-                    c05_mutants.never_frees,
-                    c05_mutants.sends_what_is_full,
-                    c05_mutants.leaves_out_padding,
-                    c05_mutants.two_of_the_largest,
-                ),
-            )
-        ),
-    ),
-    Exercise(
-        id="5.5",
         target="zerolab.zero2:Zero2",
         minutes=20,
         difficulty=3,
@@ -159,6 +106,59 @@ EXERCISES = (
                     c05_mutants.NeverWaits,
                     c05_mutants.ReducesEverything,
                     c05_mutants.WaitsInBackward,
+                ),
+            )
+        ),
+    ),
+    Exercise(
+        id="5.4",
+        target="zerolab.sim.temporaries:bucket_peak_numel",
+        minutes=20,
+        difficulty=3,
+        check=c05_checks.check_bucket_peak_numel,
+        hints=(
+            "Play it: go through the arrivals one by one, and keep a set of the buckets that "
+            "exist. When does one come into it, when does it leave?",
+            "A bucket comes with its first gradient. It is sent when its last one has come *and* "
+            "all before it have been sent. Sent buckets stand in a queue; the oldest leaves the "
+            "set when more than `in_flight` are in the queue.",
+            "Take the maximum right after a gradient has come, before anything is sent. Count "
+            "`padded_numel`.",
+        ),
+        mutants=tuple(
+            map(
+                Mutant,
+                (
+                    c05_mutants.forgets_what_flies,
+                    c05_mutants.never_frees,
+                    c05_mutants.sends_what_is_full,
+                    c05_mutants.leaves_out_padding,
+                    c05_mutants.two_of_the_largest,
+                ),
+            )
+        ),
+    ),
+    Exercise(
+        id="5.5",
+        target="zerolab.sim.traffic:reduction_passes",
+        minutes=8,
+        difficulty=2,
+        check=c05_checks.check_reduction_passes,
+        hints=(
+            "Two factors: how many reductions there are in a step, and whether one counts once "
+            "(reduce-scatter) or twice (all-reduce).",
+            "Which stages can wait for the last micro-batch? Those that have room for all "
+            "gradients meanwhile. `every_micro_step` overrules that unless it is None.",
+        ),
+        mutants=tuple(
+            map(
+                Mutant,
+                (
+                    c05_mutants.once_a_step,
+                    c05_mutants.every_time,
+                    c05_mutants.counts_an_all_reduce_once,
+                    c05_mutants.nobody_may_decide,
+                    c05_mutants.stage_0_scatters,
                 ),
             )
         ),
@@ -194,13 +194,13 @@ def passes_with_accumulation() -> float:
 PREDICTIONS = (
     Prediction(
         id="5.6",
-        what="gpt-1m in bf16: at stage 0 all gradients are about 2.0 MiB on each rank. How many MiB "
-        "of gradients, slices and buckets together, does a rank hold at most at stage 2?",
+        what="gpt-1m in bf16: at stage 0 all gradients are about 2.0 MiB on each rank. How many "
+        "MiB of gradients, slices and buckets together, does a rank hold at most at stage 2?",
         unit="MiB",
         measure=most_gradients,
-        why="One slice of the gradients, a quarter on four ranks, and beside it two blocks' buckets "
-        "(one on its way, one being filled) and the root's, which gets its first gradient before "
-        "all others and is sent last.",
+        why="One slice of the gradients, a quarter on four ranks, and beside it two blocks' "
+        "buckets (one on its way, one being filled) and the root's, which gets its first gradient "
+        "before all others and is sent last.",
     ),
     Prediction(
         id="5.7",

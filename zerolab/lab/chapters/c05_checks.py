@@ -102,7 +102,7 @@ def _check_grad(shown: Shown, expected: int, plan: Plan, call: str) -> None:
         )
 
 
-# 5.3 reduction_passes
+# 5.5 reduction_passes
 
 PASSES = {  # (stage, micro-steps, chosen, all_reduce): passes over the model
     (0, 1, None, False): 2,
@@ -215,7 +215,7 @@ def measured_peak(world_size: int) -> int:
     return max(shown.most["bucket"] for shown in stage_runs.run(Plan(2, world_size, deep=True)))
 
 
-# 5.5 Zero2
+# 5.3 Zero2
 
 
 def check_zero2(answer: Function) -> Iterator[str]:

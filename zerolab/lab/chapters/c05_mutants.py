@@ -190,7 +190,7 @@ def always_calls_it_gradient(bucket: Bucket) -> torch.Tensor:
         return bucket.incoming.clone()
 
 
-# 5.3 reduction_passes
+# 5.5 reduction_passes
 
 
 def once_a_step(
@@ -303,7 +303,7 @@ def two_of_the_largest(
     return sum(numels[: 1 + in_flight])
 
 
-# 5.5 Zero2
+# 5.3 Zero2
 
 
 class _Right(zero1.Zero1):
