@@ -46,7 +46,10 @@ def shard_bounds(numel: int, world_size: int, rank: int) -> tuple[int, int]:
 
 
 def intersect(first: Range, second: Range) -> Range:
-    """Return the range that two ranges share; empty (start == stop) if they share nothing."""
+    """Return the range that two ranges share; empty (start == stop) if they share nothing.
+
+    Example: (0, 4) and (2, 7) share (2, 4).
+    """
     start = max(first[0], second[0])
     return start, max(start, min(first[1], second[1]))
 
