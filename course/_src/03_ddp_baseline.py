@@ -96,7 +96,7 @@ print(f"apart by at most {max(abs(a - b) for a, b in zip(alone, pieces, strict=T
 # into the books is the *mean* of what the four found, so that afterwards all four sets of books are
 # the same again, to the letter.
 #
-# So three things must hold, and each has been broken in code that people use:
+# So three things must hold:
 #
 # | must hold | or else |
 # |---|---|
@@ -104,8 +104,9 @@ print(f"apart by at most {max(abs(a - b) for a, b in zip(alone, pieces, strict=T
 # | gradients are averaged, not summed | the learning rate is N times what was asked for |
 # | every rank takes part every time | the others wait for it for ever |
 #
-# The mean needs no more than it says: the loss is a mean over samples and all ranks have equally
-# many of them, so the mean of the ranks' gradients *is* the gradient of the whole batch.
+# Why the mean? The loss is a mean over samples, and all ranks have equally many of them: so the
+# mean of the ranks' gradients *is* the gradient of the whole batch. Tiny-DeepSpeed, a public
+# teaching engine, sums. With Adam nobody notices for a long time; the quiz asks why.
 
 # %% [markdown] blank-heading
 # ## An empty page
@@ -216,9 +217,9 @@ for num_buckets in (1, 2, 4, 8, 16, 64, 256, 1024):
 
 # %% [markdown] bucket-size-read
 # One bucket hides nothing. A thousand are slower than no overlap at all: the network has become the
-# bottleneck. In between the exposed time is about that of one bucket. torch's DDP takes 25 MB, with
-# a first bucket of 1 MB so that something leaves early (`bucket_cap_mb` in its documentation);
-# DeepSpeed counts elements, `reduce_bucket_size`, 5e8 by default: a gigabyte in 16 bits.
+# bottleneck. In between the exposed time is about that of one bucket. torch's DDP takes 25 MiB
+# (`bucket_cap_mb` in its documentation), and 1 MiB for the first bucket, so that something leaves
+# early. DeepSpeed counts elements: `reduce_bucket_size`, 5e8 by default, a gigabyte in 16 bits.
 
 # %% [markdown] your-turn-plan
 # ## Your turn: fill the buckets
@@ -507,8 +508,12 @@ for accum in (1, 2, 4):
 # said without the stages. Stages 2 and 3 have no place to let gradients pile up: they must reduce
 # in every micro-step. Chapter 05 measures that.
 #
-# DDP and DeepSpeed have a block for the same purpose, `no_sync()`. Inside it gradients stay local,
-# and the first backward after it reduces the sum. Nothing divides by G for you then.
+# An article writes the update as "weights minus learning rate times the mean of G gradients". That
+# is SGD; Adam does something else with the same mean. And somebody has to take it: DeepSpeed, and
+# this engine, divide the *loss* by G in `engine.backward`, once.
+#
+# DDP and DeepSpeed also have a block, `no_sync()`. Inside it gradients stay local, and the first
+# backward after it reduces the sum. Nothing divides by G for you then.
 
 # %% no-sync
 by_config = zerolab.run(one_step, ranks, args=(4,))[0]
@@ -552,6 +557,8 @@ print("held   ", {kind: f"{size:,}" for kind, size in run.ranks[0].state_bytes.i
 print("formula", {kind: f"{size:,}" for kind, size in formula.items()})
 print(f"moved   {run.ranks[0].elements_moved:,} elements in the last step")
 print(f"formula {estimate.elements_moved_by(sizes, 0):,}")
+calls = [e for e in run.ranks[0].records.collectives if e.purpose == "data"]
+print(f"calls   {len(calls) // run.job.steps} all-reduces a step, for {len(sizes.trained)} buckets")
 mine = [t for t in plug.entries() if "two_layers" not in t]
 lines = sum(len(inspect.getsource(plug.entries()[t].written).splitlines()) for t in mine)
 print(f"at the peak {run.peak_bytes / 2**20:.2f} MiB; {lines} lines of yours, docstrings included")

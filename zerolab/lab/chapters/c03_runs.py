@@ -161,6 +161,7 @@ def _watched(case: Case) -> list[Step]:
         if None in steps[-1].grads.values():
             break
         trainer.step()
+    log.close()
     trainer.close()
     return steps
 
@@ -174,9 +175,11 @@ class _Log:
         self.before = 0
         self.sent: dict[str, int] = {}
         self.under_way: dict[str, int] = {}
+        self.hooks = []
         for name, param in model.named_parameters():
             layer = name.partition(".")[0]
-            param.register_post_accumulate_grad_hook(lambda _, layer=layer: self.note(layer))
+            hook = param.register_post_accumulate_grad_hook(lambda _, at=layer: self.note(at))
+            self.hooks.append(hook)
 
     def begin(self) -> None:
         """Begin a micro-step."""
@@ -187,6 +190,11 @@ class _Log:
         """A gradient of this layer is there, and the engine has not seen it yet."""
         self.sent.setdefault(layer, num_reductions() - self.before)
         self.under_way.setdefault(layer, len(self.stage.in_flight))
+
+    def close(self) -> None:
+        """Take the hooks out again."""
+        for hook in self.hooks:
+            hook.remove()
 
 
 def num_reductions() -> int:
