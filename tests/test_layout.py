@@ -181,14 +181,15 @@ def test_only_comm_names_torch_distributed():
     assert everywhere(rule) == []
 
 
-def test_widgets_read_records_only():
+def test_widgets_read_records_and_estimates_only():
+    """What ran comes from records; what has not run from zerolab.sim, and from flat (shard_map)."""
     read = {
         internal(module) or module
         for parts, tree in sources(WIDGETS)
         for _, module, _ in imports(parts, tree, "zerolab_widgets")
         if module.startswith("zerolab.")
     }
-    assert read <= {"records", "errors"}
+    assert read <= {"records", "errors", "sim", "device"}  # device: sizes as text
 
 
 def test_functions_of_chapters_are_called_through_their_module():

@@ -57,6 +57,15 @@ class CollectiveEvent:
     phase: str
     where: str  # "file:line" of the caller's source
     label: str = ""  # what is sent, such as the name of a bucket
+    peer: int = -1  # the partner of a message, the source of a broadcast
+    start: int = -1  # where in its storage a message's tensor begins; -1 where it is all of it
+    ended: float = 0.0  # when its `wait` returned; 0 while it is on its way
+    blocked: float = 0.0  # seconds in which this rank did nothing else: launching, waiting
+
+    def end(self, ended: float, blocked: float) -> None:
+        """Fill in the end, the one fact about a call that is not known when it is made."""
+        object.__setattr__(self, "ended", ended)
+        object.__setattr__(self, "blocked", blocked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +102,19 @@ class Records:
     memory: Sequence[MemoryEvent] = field(default_factory=list)  # a device.Timeline while it grows
     collectives: list[CollectiveEvent] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    parts: list[CollectiveEvent] = field(default_factory=list)  # messages of composed collectives
+    world: str = ""  # "lockstep", "gloo", "nccl", "solo"; "" where nobody said
 
     def to_json(self) -> str:
         """Write the records as one line of JSON."""
         facts = {
             "rank": self.rank,
             "world_size": self.world_size,
+            "world": self.world,
             "memory": [asdict(event) for event in self.memory],
             "collectives": [asdict(event) for event in self.collectives],
             "marks": [asdict(mark) for mark in self.marks],
+            "parts": [asdict(event) for event in self.parts],
         }
         return json.dumps(facts, separators=(",", ":"))
 
@@ -115,4 +128,6 @@ class Records:
             memory=[MemoryEvent(**event) for event in data["memory"]],
             collectives=[CollectiveEvent(**event) for event in data["collectives"]],
             marks=[Mark(**mark) for mark in data["marks"]],
+            parts=[CollectiveEvent(**event) for event in data.get("parts", [])],
+            world=data.get("world", ""),
         )

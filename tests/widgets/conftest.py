@@ -26,7 +26,10 @@ const model = {
   save_changes: () => { window.saved = (window.saved ?? 0) + 1; },
 };
 window.model = model;
+const began = performance.now();
 widget.render({ model, el: document.getElementById("here") });
+document.body.offsetHeight;  // lay it out now: that is part of drawing
+window.drawnIn = performance.now() - began;
 </script></body></html>"""
 
 
@@ -65,7 +68,7 @@ def draw(chromium):
                 "state": json.dumps(state),
             }
         )
-        page.wait_for_function("window.model !== undefined")
+        page.wait_for_function("window.drawnIn !== undefined")
         pages.append((page, errors))
         return page
 

@@ -55,6 +55,7 @@ class Seat:
     error: BaseException | None = None
     result: Any = None
     thread: int = 0
+    elsewhere: float = 0.0  # seconds in which it waited for its turn
     random: rng.State | None = None
     turn: threading.Lock = field(default_factory=_closed_gate)
 
@@ -131,7 +132,9 @@ class Baton:
         seat.random = rng.capture()
         assert successor is not None  # this rank waits, so somebody is left
         self._give(successor)
+        gave_away = time.perf_counter()
         seat.turn.acquire()
+        seat.elsewhere += time.perf_counter() - gave_away
         rng.restore(seat.random)
 
     def _give(self, successor: int) -> None:

@@ -26,7 +26,7 @@ _adopted: list[ProcessGroup] = []  # the group of this process, at most one
 def _solo() -> LockstepGroup:
     """Return the group of a process that is alone: world size 1, the same code."""
     group = LockstepGroup(0, LockstepWorld(1))
-    group.world = "solo"
+    group.world = group.records.world = "solo"
     return group
 
 

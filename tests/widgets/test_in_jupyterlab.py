@@ -1,0 +1,217 @@
+"""Every picture once in JupyterLab: drawn, interacted with, changed. One server, one notebook.
+
+A picture joins by a cell in CELLS and a test that finds its place on the `page`.
+"""
+
+import subprocess
+import time
+from urllib.parse import urlsplit
+
+import nbformat
+import pytest
+from test_browser import (
+    free_port,
+    open_notebook,
+    reach,
+    run_all,
+    switch_theme,
+    wait_for_server,
+    wait_until_run,
+)
+
+from zerolab.cli import learn
+from zerolab.lab import workspace
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+CELLS = {
+    "begin": """
+import torch
+
+from zerolab import DeadlockError, comm, lab
+from zerolab_widgets import CollectiveSteps, DeadlockTable, EngineMap, ShardMap, UnitLifecycle
+from zerolab_widgets import LiveDashboard, MemoryExplorer, MemoryTimeline, StepTimeline
+nano = {"model": "gpt-nano", "dtype": "fp32"}
+""",
+    "explorer": "MemoryExplorer()",
+    "dashboard": "run = lab.train(stage=3, steps=3, watch=LiveDashboard(), **nano)\nrun.fits",
+    "timeline": "MemoryTimeline(run)",
+    "steps": "StepTimeline(run)",
+    "ring": "CollectiveSteps(4)",
+    "stuck": """
+def leave_early():
+    if comm.get_rank() != 2:
+        comm.all_reduce(torch.ones(4))
+
+try:
+    comm.run(leave_early, 4, "lockstep")
+except DeadlockError as error:
+    table = DeadlockTable(error)
+table
+""",
+    "map": 'ShardMap({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (1, 2)}, 4)',
+    "lives": "UnitLifecycle(run)",
+    "engine": "EngineMap(run)",
+}
+
+PICTURES = "explorer timeline dashboard step-timeline steps stuck map lives engine".split()
+
+
+@pytest.fixture(scope="module")
+def page(chromium, tmp_path_factory):
+    """A notebook with all pictures, run to its end; nothing is fetched from elsewhere."""
+    folder = tmp_path_factory.mktemp("pictures") / "workspace"
+    workspace.fill(folder, workspace.course_folder())
+    write_notebook(folder / "pictures.ipynb")
+    port, log = free_port(), folder.parent / "jupyter.log"
+    words = learn.command(folder, "pictures.ipynb", browser=False)
+    words += [f"--ServerApp.port={port}", "--IdentityProvider.token=", "--ServerApp.port_retries=0"]
+    with log.open("wb") as out:
+        server = subprocess.Popen(words, env=surroundings(folder), stdout=out, stderr=out)
+        try:
+            wait_for_server(f"http://127.0.0.1:{port}", server, log)
+            page = open_notebook(chromium, f"http://127.0.0.1:{port}", "pictures.ipynb")
+            hosts = set()
+            page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+            run_all(page)
+            wait_until_run(page)
+            yield page
+            page.close()
+            assert hosts <= {"127.0.0.1", None}, "a picture fetched something from the network"
+        finally:
+            server.terminate()
+            server.wait(timeout=30)
+
+
+def write_notebook(path):
+    cells = [nbformat.v4.new_code_cell(source.strip(), id=name) for name, source in CELLS.items()]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+
+def surroundings(folder):
+    environment = learn.environment(folder)
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    environment["JUPYTERLAB_SETTINGS_DIR"] = str(folder.parent / "settings")
+    environment["JUPYTERLAB_WORKSPACES_DIR"] = str(folder.parent / "layouts")
+    return environment
+
+
+def changed(page, locator, before, act):
+    """Do something, wait until the text of a place is another one; returns the seconds it took."""
+    began = time.perf_counter()
+    act()
+    page.wait_for_function(
+        "([node, before]) => node.textContent !== before",
+        arg=[locator.element_handle(), before],
+        timeout=10_000,
+    )
+    return time.perf_counter() - began
+
+
+def first(page, css):
+    place = page.locator(css).first
+    reach(page, place)
+    return place
+
+
+def test_memory_explorer_follows_a_slider(page):
+    explorer = first(page, ".zl-explorer")
+    assert explorer.locator(".zl-column").count() == 4
+    finding = explorer.locator(".zl-finding")
+    slider = explorer.locator('[data-field="world_size"]')
+    before = finding.text_content()
+    assert changed(page, finding, before, lambda: slider.press("ArrowRight")) < 5
+    assert "on 128 GPUs" in finding.text_content()
+
+
+def test_memory_timeline_follows_the_scrubber(page):
+    timeline = first(page, ".zl-timeline")
+    assert timeline.locator(".zl-row").count() == 4
+    output = timeline.locator("output")
+    scrubber = timeline.locator("input[type=range]")
+    changed(page, output, output.text_content(), lambda: scrubber.press("Home"))
+    assert output.text_content().startswith("event 1 of")
+    totals = timeline.locator(".zl-total")
+    changed(page, totals.first, totals.first.text_content(), lambda: scrubber.press("End"))
+
+
+def test_live_dashboard_has_the_whole_run(page):
+    board = first(page, ".zl-dashboard")
+    page.wait_for_function(
+        "(node) => node.querySelectorAll('.zl-chart rect[fill^=url]').length === 3",
+        arg=board.element_handle(),
+    )
+    assert "reduce_scatter" in board.locator(".zl-moved").text_content()
+    output = board.locator("output")
+    slider = board.locator("input[type=range]")
+    changed(page, output, output.text_content(), lambda: slider.press("Home"))
+    assert output.text_content().startswith("event 1 of")
+
+
+def test_step_timeline_changes_the_step(page):
+    steps = first(page, ".zl-step-timeline")
+    assert "order, not time" in steps.locator(".zl-axis").text_content()
+    finding = steps.locator(".zl-finding")
+    slider = steps.locator("input[type=range]")
+    changed(page, finding, finding.text_content(), lambda: slider.press("Home"))
+    assert finding.text_content().startswith("Step 1 of 3")
+    steps.locator('[data-what="hidden"]').first.click()
+    assert "on its way" in steps.locator(".zl-said").text_content()
+
+
+def test_collective_steps_steps(page):
+    steps = first(page, ".zl-steps")
+    said = steps.locator(".zl-said")
+    steps.locator("svg").focus()
+    assert changed(page, said, said.text_content(), lambda: page.keyboard.press("ArrowRight")) < 2
+    assert said.text_content().startswith("Step 1 of 6")
+    assert steps.locator("[data-arrow]").count() == 4
+
+
+def test_deadlock_table_tells_of_a_row(page):
+    table = first(page, ".zl-stuck")
+    assert table.locator(".zl-odd").text_content().startswith("2odd one outreturned")
+    said = table.locator(".zl-said")
+    row = table.locator("tbody tr").nth(2)
+    assert changed(page, said, said.text_content(), row.click) < 2
+    assert "Ranks 0, 1 and 3 wait in all_reduce #0" in said.text_content()
+
+
+def test_shard_map_walks_by_keys(page):
+    picture = first(page, ".zl-map")
+    said = picture.locator(".zl-said")
+    picture.locator(".zl-box").first.focus()
+    assert changed(page, said, said.text_content(), lambda: page.keyboard.press("ArrowDown")) < 2
+    assert said.text_content().startswith("Rank 0 owns 3 elements of a.weight")
+
+
+def test_unit_lifecycle_scrubs_and_changes_the_step(page):
+    lives = first(page, ".zl-lives")
+    output = lives.locator("output")
+    slider = lives.locator("input[type=range]")
+    assert changed(page, output, output.text_content(), lambda: slider.press("End")) < 2
+    finding = lives.locator(".zl-finding")
+    step = lives.get_by_role("button", name="Step 1")
+    changed(page, finding, finding.text_content(), step.click)
+    assert finding.text_content().startswith("Step 1 of rank 0")
+
+
+def test_engine_map_tells_of_a_function(page):
+    engine = first(page, ".zl-engine")
+    said = engine.locator(".zl-said")
+    reduce = engine.get_by_role("button", name="reduce_scatter, of the package")
+    assert changed(page, said, said.text_content(), reduce.first.click) < 2
+    assert said.text_content().startswith("comm.reduce_scatter, of the package.")
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_pictures_are_kept_to_be_looked_at(page, keep, look):
+    if look == "dark":
+        switch_theme(page, "JupyterLab Dark")
+    for name in PICTURES:
+        place = first(page, f".zl-{name}")
+        inks = place.evaluate("(n) => getComputedStyle(n.querySelector('.zl-finding')).color")
+        light = sum(map(int, inks[4:-1].split(","))) > 3 * 128
+        assert light == (look == "dark")
+        keep(page, f"lab_{name}_{look}")

@@ -1,0 +1,42 @@
+"""Chapter 1: a shape for a number of parameters: who knows only Psi can still count activations.
+
+Owns no data. The depth is that of the preset next in size; the width is the multiple of 64 that
+comes nearest to Psi with it.
+"""
+
+import math
+
+from .. import gpt
+from ..errors import UsageError
+
+WIDTH_STEP = 64  # the width of a head, in most models
+MAX_WIDTH = 65536
+
+
+def shape_for(num_params: int, seq_len: int = 2048) -> gpt.GPTConfig:
+    """Return the shape of a GPT with about this many parameters.
+
+    Args:
+        num_params: Psi, a count.
+        seq_len: tokens of a sequence.
+    """
+    if num_params < 1:
+        raise UsageError(f"num_params {num_params} is below 1; give 1 or more")
+    near = min(gpt.PRESETS.values(), key=lambda shape: _distance(shape, num_params))
+    widths = range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
+    shapes = (
+        gpt.GPTConfig(near.vocab_size, seq_len, dim, dim // WIDTH_STEP, near.num_layers)
+        for dim in widths
+    )
+    return min(shapes, key=lambda shape: abs(gpt.num_params(shape) - num_params))
+
+
+def unit_numels(shape: gpt.GPTConfig) -> list[int]:
+    """Return the elements of each unit that stage 3 gathers: the root, then the blocks."""
+    block = 12 * shape.dim**2 + 13 * shape.dim
+    blocks = [block] * shape.num_layers
+    return [gpt.num_params(shape) - sum(blocks), *blocks]
+
+
+def _distance(shape: gpt.GPTConfig, num_params: int) -> float:
+    return abs(math.log(gpt.num_params(shape) / num_params))
