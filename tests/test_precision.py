@@ -11,7 +11,15 @@ from torch import nn
 import zerolab
 from zerolab import comm
 from zerolab.errors import UsageError
-from zerolab.precision import LossScaler, clip_factor, is_finite, square_sum
+from zerolab.precision import (
+    LossScaler,
+    any_rank,
+    clip_factor,
+    is_finite,
+    square_sum,
+    step_factor,
+)
+from zerolab.two_layers import mixed_precision
 
 INF = float("inf")
 
@@ -211,3 +219,99 @@ def test_the_norm_that_clips_is_that_of_unscaled_gradients():
     for norm, weight in comm.run(run, 2):
         assert norm == pytest.approx(8**0.5 / 8)
         assert -weight == pytest.approx(0.125 / 8**0.5, rel=1e-3)  # the clipped norm, spread evenly
+
+
+def by_hand(batches):
+    """Scales and fp16 weights of the loop on one page."""
+    model = two_linears()
+    scales = mixed_precision.train_mixed_precision(
+        model, batches[comm.get_rank()], lambda ps: torch.optim.SGD(ps, lr=0.5), 16.0, 2
+    )
+    return scales, [p.detach().clone() for p in model.parameters()]
+
+
+def by_engine(batches, stage):
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "fp16": {
+            "enabled": True,
+            "initial_scale_power": 4,
+            "loss_scale_window": 2,
+            "hysteresis": 1,
+        },
+    }
+    engine, *_ = zerolab.initialize(model=two_linears(), config=config)
+    scales = []
+    for x, y in batches[comm.get_rank()]:
+        scales.append(engine.loss_scale())
+        engine.backward(nn.functional.mse_loss(engine(x.half()).float(), y))
+        engine.step()
+    return scales, list(engine.module_state_dict().values())
+
+
+def two_linears():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_engine_equals_the_loop_on_one_page_to_the_last_bit(stage):
+    numbers = torch.Generator().manual_seed(2)
+    batches = [
+        [(torch.randn(4, 5, generator=numbers), torch.randn(4, 3, generator=numbers))] * 2
+        + [(torch.randn(4, 5, generator=numbers), torch.randn(4, 3, generator=numbers) * bad)]
+        + [(torch.randn(4, 5, generator=numbers), torch.randn(4, 3, generator=numbers))] * 3
+        for bad in (1.0, 1e6, 1.0)
+    ]
+    expected = comm.run(by_hand, 3, args=(batches,))
+    found = comm.run(by_engine, 3, args=(batches, stage))
+    for (scales, ours), (theirs_scales, theirs) in zip(found, expected, strict=True):
+        assert scales == theirs_scales == [16, 16, 32, 16, 16, 32]
+        assert all(torch.equal(a.half(), b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_any_rank_asks_all_questions_in_one_small_message():
+    def ask():
+        rank = comm.get_rank()
+        answers = any_rank([rank == 2, False, rank < 2, True], torch.device("cpu"))
+        return answers, [(e.op, e.nbytes, e.purpose) for e in comm.records().collectives]
+
+    for answers, events in comm.run(ask, 3):
+        assert answers == [True, False, True, True]
+        assert events == [("all_reduce", 4, "control")]
+
+
+@pytest.mark.parametrize("norm", [1e-6, 0.5, 3000.0])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0])
+def test_one_factor_unscales_and_clips_as_torch_does_in_two_passes(norm, scale, max_norm):
+    param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    param.grad = torch.full((1,), norm * scale, dtype=torch.float64) / scale
+    torch.nn.utils.clip_grad_norm_([param], max_norm)
+    scaled = torch.tensor(norm * scale, dtype=torch.float64)
+    factor = step_factor(scaled, scale, max_norm)
+    assert factor.dtype == torch.float32
+    assert float(scaled * factor.double()) == pytest.approx(param.grad.item(), rel=1e-6)
+
+
+def test_without_clipping_the_factor_is_the_scale_alone_or_nothing():
+    assert step_factor(None, 1.0, 0.0) is None
+    assert step_factor(None, 16.0, 0.0).item() == 1 / 16
+
+
+def test_scales_are_those_of_torchs_grad_scaler():
+    outcomes = [False, False, True, False, False, False, True, True, False]
+    theirs = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    param = nn.Parameter(torch.zeros(1))
+    optimizer, expected = torch.optim.SGD([param], lr=1.0), []
+    for overflow in outcomes:
+        expected.append(theirs.get_scale())
+        param.grad = theirs.scale(torch.full((1,), INF if overflow else 1.0))
+        theirs.step(optimizer)
+        theirs.update()
+    ours = LossScaler(scale=64.0, dynamic=True, window=2, hysteresis=1)
+    assert scales(ours, outcomes) == expected

@@ -214,33 +214,23 @@ class Engine(nn.Module):
             raise
 
     def _update(self) -> None:
-        agreed = precision.agree(
-            self.sharding.trainable, self.check_overflow, self.buffers_.changed()
+        """Take or skip the step, as all ranks agree, and count it."""
+        agreed = precision.run_step(
+            self.sharding,
+            self.groups,
+            self.scaler,
+            self.config.gradient_clipping,
+            self.check_overflow,
+            self.buffers_.changed(),
         )
-        overflow = agreed.overflow
-        if overflow:
-            self.sharding.drop_grads()
+        self.last_norm = agreed.norm
+        self._step_applied = not agreed.overflow
+        if agreed.overflow:
             self.skipped_steps += 1
-            self.last_norm = None
-        else:
-            self.sharding.step(self.groups, agreed.unused, self._factor(agreed))
-            self._step_applied = True
-            if self.lr_scheduler is not None:
-                self.lr_scheduler.step()
+        elif self.lr_scheduler is not None:
+            self.lr_scheduler.step()
         self.buffers_.send(agreed.changed)
-        self.scaler.update(overflow)
         self.global_steps += 1
-
-    def _factor(self, agreed: precision.Agreement) -> torch.Tensor | None:
-        """Return what the gradients are multiplied with: unscaling and clipping in one number."""
-        scale, max_norm = self.scaler.scale, self.config.gradient_clipping
-        if max_norm == 0 and scale == 1:
-            return None
-        factor = torch.ones((), dtype=torch.float64)
-        if max_norm > 0:
-            self.last_norm = precision.global_norm(self.sharding.trainable, agreed.unused) / scale
-            factor = precision.clip_factor(self.last_norm, max_norm)
-        return (factor / scale).float()
 
     # -- what users ask ---------------------------------------------------------------------
 
