@@ -170,10 +170,14 @@ def body_start(function: ast.FunctionDef) -> int:
 
 
 def needed_imports(tree: ast.Module, node: ast.FunctionDef | ast.ClassDef, module: str) -> str:
-    """Return the module's import lines that a definition needs to stand alone in a cell."""
+    """Return the imports that a definition needs to stand alone in a cell, local classes too."""
     used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     statements = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
     wanted = [line for n in statements for line in import_lines(n, used, module)]
+    own = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and n is not node]
+    wanted += [f"from {module} import {name}" for name in own if name in used]
+    neighbours = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and n is not node]
+    wanted += [f"from {module} import {name}" for name in neighbours if name in used]
     return "\n".join(wanted) + "\n\n\n" if wanted else ""
 
 

@@ -45,7 +45,7 @@ def shard_bounds(numel: int, world_size: int, rank: int) -> tuple[int, int]:
     return start, start + shard_numel
 
 
-def intersect(first: Range, second: Range) -> Range:
+def intersect(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
     """Return the range that two ranges share; empty (start == stop) if they share nothing.
 
     Example: (0, 4) and (2, 7) share (2, 4).

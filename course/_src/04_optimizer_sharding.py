@@ -116,13 +116,17 @@ except zerolab.UsageError as error:
 lab.check("4.1", train_sharded_optimizer)
 
 # %% [markdown] blank-why
-# The check looked at more than the weights, and for a reason. In a well-known university course an
-# assignment asks for a sharded optimizer, and its tests compare weights. Plain AdamW on every rank
-# passes them: nothing is sharded, and nobody notices. Here is that answer against this check.
+# The check looked at more than the weights, and for a reason. Assignment 2 of Stanford's CS336
+# (2026) asks for a sharded optimizer, and its tests compare weights. Plain AdamW on every rank
+# passes them: nothing is sharded, and nobody notices. Here is that answer against this check;
+# yours stays where it is.
 
 
 # %% famous-answer
-def train_sharded_optimizer(model, batches, make_optimizer):
+from zerolab.lab import evaluate, exercise
+
+
+def famous_answer(model, batches, make_optimizer):
     optimizer = make_optimizer(list(model.parameters()))  # of everything, on every rank
     for inputs, targets in batches:
         nn.functional.mse_loss(model(inputs), targets).backward()
@@ -132,13 +136,9 @@ def train_sharded_optimizer(model, batches, make_optimizer):
         optimizer.zero_grad()
 
 
-mine = lab.running("zerolab.two_layers.optimizer_sharding:train_sharded_optimizer")
-try:
-    lab.check("4.1", train_sharded_optimizer)
-except Exception as failed:  # the card says why
-    print(type(failed).__name__)
-finally:
-    lab.check("4.1", mine)
+report = evaluate.evaluate(exercise.find("4.1"), famous_answer)
+print("proven:", *report.proven, sep="\n  ")
+print(f"{report.outcome}: {report.message}")
 
 # %% [markdown] layout-heading
 # ## The parts: one buffer, cut where it must be

@@ -111,7 +111,7 @@ def _check_shared(answer: Function, first: Range, second: Range) -> None:
 
 # 4.4 cut_segments
 
-CUTS = (((6, 1, 9, 4), 4), ((3, 8), 3), ((1, 1, 1), 4), ((5,), 2), ((7, 2, 6), 1))
+CUTS = (((4, 4), 2), ((6, 1, 9, 4), 4), ((3, 8), 3), ((1, 1, 1), 4), ((5,), 2), ((7, 2, 6), 1))
 
 
 def check_cut_segments(answer: Function) -> Iterator[str]:
@@ -161,6 +161,7 @@ def make_bucket(numels: Sequence[int], world_size: int, rank: int, shards: Seque
     )
     bucket.flat_param = torch.arange(float(bucket.padded_numel))
     shard_numel = bucket.padded_numel // world_size
+    bucket.shard = bucket.flat_param[slice(*bucket.bounds)]
     bucket.target = bucket.flat_param[shards[0] * shard_numel : (shards[-1] + 1) * shard_numel]
     return bucket
 
@@ -291,7 +292,9 @@ def check_zero1(answer: Function) -> Iterator[str]:
     call = "Zero1(root, units, options)"
     plans = [Plan(1, 4), Plan(1, 3), Plan(1, 2, optimizer="SGD")]
     for plan in plans:
-        yield stage_runs.same_weights(plan, stage_runs.run(plan), call)
+        ranks = stage_runs.run(plan)
+        stage_runs.same_on_all_ranks(plan, ranks, call)
+        yield stage_runs.same_weights(plan, ranks, call)
     plan = Plan(1, 4, "bf16")
     ranks = stage_runs.run(plan)
     stage_runs.same_bits(plan, ranks, stage_runs.run(Plan(0, 4, "bf16")), call)

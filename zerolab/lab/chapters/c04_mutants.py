@@ -159,8 +159,8 @@ def walks_down_the_columns(
 ) -> None:
     """Rows lie one after the other in a tensor. By columns, a view would read it transposed."""
     for tensor, start in zip(tensors, starts, strict=True):
-        columns = tensor.detach().permute(*range(tensor.dim())[::-1]).reshape(-1)
-        flat_param[start : start + tensor.numel()].copy_(columns)
+        turned = tensor.detach().t() if tensor.dim() == 2 else tensor.detach()
+        flat_param[start : start + tensor.numel()].copy_(turned.reshape(-1))
     flat_param[starts[-1] + tensors[-1].numel() :].zero_()
 
 

@@ -213,6 +213,22 @@ def same_weights(plan: Plan, ranks: Iterable[Shown], call: str) -> str:
     return f"{describe(plan)}: after {STEPS} steps the weights of plain torch"
 
 
+def same_on_all_ranks(plan: Plan, ranks: Sequence[Shown], call: str) -> None:
+    """Compare the weights of the ranks with each other."""
+    for shown in ranks[1:]:
+        different = int((shown.weights != ranks[0].weights).sum())
+        if different:
+            raise Wrong(
+                f"{describe(plan)}: {different} of {len(shown.weights)} weights of rank "
+                f"{shown.rank} are not those of rank 0. What one rank has updated, the others "
+                "must hear of.",
+                expected="the same weights on all ranks",
+                observed=f"{different} differ",
+                rank=shown.rank,
+                call=call,
+            )
+
+
 def same_bits(plan: Plan, ranks: Iterable[Shown], others: Iterable[Shown], call: str) -> None:
     """Compare the weights of two runs to the last bit."""
     for shown, other in zip(ranks, others, strict=True):
