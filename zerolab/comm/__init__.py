@@ -15,6 +15,8 @@ calling rank and asks it. The code is the same in every world. Reading order bel
     travel worker          a rank process, and what travels to it and back
     collect pool           one run of rank processes; the processes that stay warm between runs
     launch                 `run`
+    star ring              collectives out of messages, as one would write them first and at best
+    work composed switch   ... in the place of a world's own, as long as `use_ring()` says so
 """
 
 import os
@@ -26,10 +28,12 @@ from .. import device
 from ..records import Records
 from .current import current as current_group
 from .deadlock import RunTimeoutError
-from .group import Group, Work
+from .group import Group
 from .launch import run
 from .pool import close_pool
+from .switch import use_ring
 from .torchrun import destroy_process_group, init_process_group
+from .work import Work
 
 __all__ = [
     "Group",
@@ -56,6 +60,7 @@ __all__ = [
     "report",
     "run",
     "send",
+    "use_ring",
 ]
 
 

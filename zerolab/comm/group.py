@@ -8,10 +8,12 @@ is here, in the order in which a call goes through it:
     describe  a `Call`: what is asked, by which line of the user's source, as call number `seq`
     record    one `CollectiveEvent` a call; the parts of a composed collective are no calls
     launch    the world's own business; returns a `Work`
+    end       when `wait` returned, written into the record: what was exposed, what was hidden
 """
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +24,8 @@ from torch import Tensor
 from .. import device
 from ..errors import UsageError
 from ..records import CollectiveEvent, Records
-from . import reduction, source
+from . import composed, reduction, source
+from .work import Work
 
 PURPOSES = ("data", "control")
 
@@ -46,6 +49,7 @@ class Call:
     where: str = ""  # the user's "file:line"
     since: float = 0.0  # `time.perf_counter()` at the call
     label: str = ""  # what is sent, where the caller says so
+    part_of: "Call | None" = None  # the composed collective that a message belongs to
 
     def without_tensors(self) -> "Call":
         """Copy what is worth remembering when the tensors may go."""
@@ -54,7 +58,8 @@ class Call:
     def signature(self) -> tuple:
         """What all ranks must agree on."""
         if self.op in ("send", "recv"):
-            return ("message", self.elements, self.dtype)
+            whole = () if self.part_of is None else self.part_of.signature()
+            return ("message", self.elements, self.dtype, *whole)
         return (self.op, self.reduction, self.peer, self.elements, self.dtype, self.label)
 
     def key(self, rank: int) -> str:
@@ -70,14 +75,30 @@ class Call:
             facts.append({"send": "to", "recv": "from"}.get(self.op, "from") + f" rank {self.peer}")
         if self.op != "barrier":
             facts.append(f"{self.elements} {self.dtype}")
-        return f"{self.op} #{self.seq}" + (f" ({', '.join(facts)})" if facts else "")
+        text = f"{self.op} #{self.seq}" + (f" ({', '.join(facts)})" if facts else "")
+        return text if self.part_of is None else f"{text} of {self.part_of.describe()}"
 
 
-class Work:
-    """What a collective returns: the result is there after `wait()`, and not before."""
+class RecordedWork(Work):
+    """An asynchronous call whose end is written into its record."""
+
+    __slots__ = ("_event", "_group", "_launching", "_work")
+
+    def __init__(
+        self, group: "Group", work: Work, event: CollectiveEvent, launching: float
+    ) -> None:
+        """Stand for `work`; `launching` is the seconds that its launch took."""
+        self._group, self._event, self._launching = group, event, launching
+        self._work: Work | None = work
 
     def wait(self) -> None:
-        """Return when the outputs hold the result; calling it again does nothing."""
+        """Wait for the call, then note its end."""
+        if self._work is None:
+            return
+        began, elsewhere = time.perf_counter(), self._group.elsewhere()
+        self._work.wait()
+        self._work = None
+        self._group.end(self._event, began - self._launching, elsewhere)
 
 
 class Group(ABC):
@@ -89,9 +110,12 @@ class Group(ABC):
         """Start counting calls at 0."""
         self.rank = rank
         self.world_size = world_size
-        self.records = Records(rank=rank, world_size=world_size)
+        self.records = Records(rank=rank, world_size=world_size, world=self.world)
         self.began = time.perf_counter()
         self.on_report: Callable[[Any], None] | None = None
+        self.ring = composed.begin_with_ring  # see `switch`
+        self.line: deque[composed.ComposedWork] = deque()  # composed calls, not finished yet
+        self.composing: tuple[Call, str] | None = None  # the one that runs, and its purpose
         self._seq = 0
         self._messages: dict[tuple[int, int], int] = {}
 
@@ -99,8 +123,26 @@ class Group(ABC):
     def _launch(self, call: Call, asynchronous: bool) -> Work:
         """Start the collective. Must not wait for other ranks when `asynchronous`."""
 
+    def note(self, call: Call, asynchronous: bool) -> None:  # noqa: B027 (worlds may do more)
+        """Take notice of a call that is launched now and carried out as messages later."""
+
     def release_scratch(self) -> None:  # noqa: B027 (only processes have scratch)
         """Let go of memory that calls share, where there is any."""
+
+    def elsewhere(self) -> float:
+        """Return the seconds in which this rank waited for its turn: only in the lockstep world."""
+        return 0.0
+
+    def end(self, event: CollectiveEvent, began: float, elsewhere: float) -> None:
+        """Write the end of a call into its record.
+
+        Args:
+            event: its record.
+            began: `time.perf_counter()` when the rank began to be blocked by it.
+            elsewhere: what `elsewhere()` said then.
+        """
+        now = time.perf_counter()
+        event.end(now - self.began, now - began - (self.elsewhere() - elsewhere))
 
     def message_counts(self) -> list[tuple[int, int, int]]:
         """Return (src, dst, how many) for every pair with messages of this rank."""
@@ -168,6 +210,7 @@ class Group(ABC):
         _check_rank("dst" if op == "send" else "src", peer, self.world_size)
         if peer == self.rank:
             raise UsageError(f"rank {peer} cannot {op} a tensor to itself: name another rank")
+        composed.finish(self)  # its messages have lower numbers
         pair = (self.rank, peer) if op == "send" else (peer, self.rank)
         seq = self._messages.get(pair, 0)
         self._messages[pair] = seq + 1
@@ -182,34 +225,60 @@ class Group(ABC):
             call.dtype = dtype_name(full.dtype)
         call.where = source.caller()
         call.since = time.perf_counter()
-        self._record(call, 0 if full is None else full.element_size(), async_op, purpose)
-        work = self._launch(call, async_op)
-        if not async_op:
-            work.wait()
+        if self.composing is not None:
+            call.part_of, purpose = self.composing
+        itemsize, elsewhere = 0 if full is None else full.element_size(), self.elsewhere()
+        event = self._record(call, itemsize, async_op, purpose)
+        work = self._start(call, async_op, purpose)
+        if async_op:
+            return RecordedWork(self, work, event, time.perf_counter() - call.since)
+        work.wait()
+        self.end(event, call.since, elsewhere)
         return work
 
-    def _record(self, call: Call, itemsize: int, asynchronous: bool, purpose: str) -> None:
+    def _start(self, call: Call, asynchronous: bool, purpose: str) -> Work:
+        """Launch the call, as messages where that is asked for."""
+        if composed.applies(self, call):
+            self.note(call, asynchronous)
+            return composed.ComposedWork(self, call, purpose)
+        composed.finish(self)
+        return self._launch(call, asynchronous)
+
+    def _record(
+        self, call: Call, itemsize: int, asynchronous: bool, purpose: str
+    ) -> CollectiveEvent:
         """Append one event to the records of the virtual GPU, or of the group without one."""
         if purpose not in PURPOSES:
             raise UsageError(f"purpose {purpose!r} is unknown: use one of {', '.join(PURPOSES)}")
         gpu = device.current()
         records = self.records if gpu is None else gpu.records
-        records.collectives.append(
-            CollectiveEvent(
-                time=call.since - self.began,
-                seq=call.seq,
-                op=call.op,
-                elements=call.elements,
-                nbytes=call.elements * itemsize,
-                dtype=call.dtype,
-                ranks=2 if call.op in ("send", "recv") else self.world_size,
-                purpose=purpose,
-                asynchronous=asynchronous,
-                phase="idle" if gpu is None else gpu.phase,
-                where=source.short(call.where),
-                label=call.label,
-            )
+        event = CollectiveEvent(
+            time=call.since - self.began,
+            seq=call.seq,
+            op=call.op,
+            elements=call.elements,
+            nbytes=call.elements * itemsize,
+            dtype=call.dtype,
+            ranks=2 if call.op in ("send", "recv") else self.world_size,
+            purpose=purpose,
+            asynchronous=asynchronous,
+            phase="idle" if gpu is None else gpu.phase,
+            where=source.short(call.where),
+            label=call.label,
+            peer=call.peer,
+            start=_storage_start(call),
         )
+        (records.collectives if call.part_of is None else records.parts).append(event)
+        return event
+
+
+def _storage_start(call: Call) -> int:
+    """Return where the tensor of a message begins in a longer storage; -1 for all other calls."""
+    tensor = call.tensor if call.output is None else call.output
+    if call.op not in ("send", "recv") or tensor is None:
+        return -1
+    is_part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    return tensor.storage_offset() if is_part else -1
 
 
 _NAMES: dict[torch.dtype, str] = {}

@@ -77,6 +77,18 @@ class LockstepGroup(Group):
         self.shared = shared
         self.began = shared.began
 
+    def elsewhere(self) -> float:
+        """Return the seconds in which other ranks ran while this one waited for its turn."""
+        return self.shared.baton.seats[self.rank].elsewhere
+
+    @torch.no_grad()
+    def note(self, call: Call, asynchronous: bool) -> None:
+        """Treat the tensors as those of any asynchronous call: outputs are NaN until `wait`."""
+        self.shared.baton.enter(self.rank, call)
+        if asynchronous:
+            with device.paused():
+                _snapshot(call)
+
     @torch.no_grad()
     def _launch(self, call: Call, asynchronous: bool) -> Work:
         """Join the slot; never switches."""

@@ -119,6 +119,10 @@ class ProcessGroup(Group):
         with _unseen():
             return getattr(self, f"_{call.op}")(call)
 
+    def note(self, call: Call, asynchronous: bool) -> None:
+        """Remember the call for the table of a deadlock."""
+        self.calls.append(call.without_tensors())
+
     def release_scratch(self) -> None:
         """Let go of the memory that ended calls used."""
         self._scratch.release()

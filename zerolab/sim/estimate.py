@@ -7,6 +7,7 @@ number that somebody published.
     layouts                units, buckets and padding, from lengths alone
     states                 parameters, gradients, master weights, optimizer states
     traffic                what the collectives of a step carry
+    links                  how long a collective takes, on a ring, a tree and a star
     temporaries            buckets on their way, gathered units, scratch of the step
     activations            what forward leaves for backward
     hosts                  host memory and the bus, with offload
@@ -30,6 +31,16 @@ from .deepspeed_estimators import (
 )
 from .hosts import bus_bytes, host_bytes, offload_states
 from .layouts import BucketLayout, Layout, cut, layout, layout_of
+from .links import (
+    crossover_bytes,
+    fitted,
+    ring_seconds,
+    ring_sent_elements,
+    star_seconds,
+    star_sent_elements,
+    tree_depth,
+    tree_seconds,
+)
 from .states import (
     MASTER_BYTES,
     OPTIMIZERS,
@@ -74,11 +85,13 @@ __all__ = [
     "bucket_peak_numel",
     "bus_bytes",
     "bytes_per_param",
+    "crossover_bytes",
     "cut",
     "elements_moved",
     "elements_moved_by",
     "estimate_zero2_model_states_mem_needs",
     "estimate_zero3_model_states_mem_needs",
+    "fitted",
     "gathered_peak_bytes",
     "gathered_peak_numel",
     "gpt_arrivals",
@@ -93,13 +106,19 @@ __all__ = [
     "offload_states",
     "paper_activation_bytes",
     "ring_factor",
+    "ring_seconds",
+    "ring_sent_elements",
     "saving_factor",
     "sent_bytes",
     "sharded_kinds",
     "smallest_stage",
+    "star_seconds",
+    "star_sent_elements",
     "state_bytes",
     "stem_activation_bytes",
     "step_scratch_bytes",
+    "tree_depth",
+    "tree_seconds",
 ]
 
 GB = 10**9
