@@ -1,0 +1,99 @@
+"""deadlock_table: who is the odd one out, the still table, and the script on a stub model."""
+
+import pytest
+import torch
+
+from zerolab import comm
+from zerolab.errors import DeadlockError, UsageError
+from zerolab.records import RankRow
+from zerolab_widgets import DeadlockTable, stuck
+
+
+def row(rank, state="waiting", op="all_reduce", detail="all_reduce #3 (sum, 10 float32)", seq=3):
+    source = "comm.all_reduce(loss)" if state != "returned" else ""
+    return RankRow(rank, state, op, seq, detail, 0.5 + rank, f"cell 4:{rank}", source)
+
+
+def one_left_early():
+    return [row(0), row(1), row(2, "returned", detail="", seq=2), row(3)]
+
+
+def error_of(program):
+    with pytest.raises(DeadlockError) as caught:
+        comm.run(program, 4, "lockstep")
+    return caught.value
+
+
+def test_the_rank_that_returned_is_odd():
+    assert stuck.odd_ones(one_left_early()) == [2]
+    assert stuck.finding(one_left_early()) == (
+        "Rank 2 has returned, after all_reduce #2 at cell 4:2; "
+        "ranks 0, 1 and 3 wait in all_reduce #3 (sum, 10 float32)."
+    )
+
+
+def test_of_two_the_one_that_does_not_wait_is_odd():
+    assert stuck.odd_ones([row(0), row(1, "raised", detail="ValueError: 3")]) == [1]
+    assert stuck.odd_ones([row(0), row(1, detail="all_gather #3", op="all_gather")]) == []
+
+
+def test_a_circle_of_messages_has_no_odd_one():
+    rows = [
+        row(r, op="send", detail=f"send #0 (to rank {(r + 1) % 4}, 3 float32)") for r in range(4)
+    ]
+    assert stuck.odd_ones(rows) == []
+    assert stuck.finding(rows) == "All 4 ranks wait in a send, each for another: a circle."
+
+
+def test_another_shape_is_another_call():
+    rows = [row(0), row(1), row(2, detail="all_reduce #3 (sum, 12 float32)")]
+    assert stuck.odd_ones(rows) == [2]
+
+
+def test_rows_say_what_the_others_wait_for():
+    says = [line.says for line in stuck.lines_of(one_left_early())]
+    assert says[2].endswith("Ranks 0, 1 and 3 wait in all_reduce #3 (sum, 10 float32).")
+    assert says[0].endswith("The others that wait are in the same call.")
+
+
+def test_table_of_a_real_deadlock_marks_who_left():
+    def program():
+        if comm.get_rank() != 2:
+            comm.all_reduce(torch.ones(10))
+
+    table = DeadlockTable(error_of(program))
+    assert [line["odd"] for line in table.lines] == [False, False, True, False]
+    assert [line["state"] for line in table.lines] == ["waiting"] * 2 + ["returned", "waiting"]
+    assert table.lines[0]["source"] == "comm.all_reduce(torch.ones(10))"
+    assert "Rank 2 has returned" in table.finding
+
+
+def test_what_has_no_rows_is_refused():
+    with pytest.raises(UsageError, match="ValueError has no rows"):
+        DeadlockTable(ValueError("no"))
+    with pytest.raises(UsageError, match="NoneType has no rows"):
+        DeadlockTable(None)
+
+
+def test_still_table_leaves_times_out():
+    early, late = one_left_early(), one_left_early()
+    late = [RankRow(r.rank, r.state, r.op, r.seq, r.detail, 9.9, r.where, r.source) for r in late]
+    data, _ = DeadlockTable(early)._repr_mimebundle_()
+    assert data["text/html"] == DeadlockTable(late).to_html()
+    assert "comm.all_reduce(loss)" in data["text/html"] and "bold" in data["text/html"]
+    assert data["text/plain"] == repr(DeadlockTable(late))
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_script_marks_the_odd_one_and_tells_of_a_row(draw, keep, dark):
+    page = draw("deadlock_table", DeadlockTable(one_left_early()), dark=dark)
+    assert page.locator("tbody tr").count() == 4
+    assert page.locator(".zl-odd .zl-mark").count() == 1
+    page.locator("tbody tr").nth(2).click()
+    assert page.evaluate("window.model.get('selected')") == 2
+    assert "Ranks 0, 1 and 3 wait" in page.locator(".zl-said").inner_text()
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("window.model.get('selected')") == 1
+    assert page.evaluate("document.activeElement.dataset.index") == "1"
+    keep(page, f"deadlock_table_{'dark' if dark else 'light'}")

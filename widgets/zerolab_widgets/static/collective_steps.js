@@ -1,0 +1,132 @@
+// Chapter 2: draws a collective as rows of ranks and columns of chunks; a pip for each rank's part.
+const LEFT = 64;
+const TOP = 22;
+const ROW = 62;
+
+// What every rank holds after step `at`: the first state and the changes since.
+function heldAt(model, at) {
+  const held = model.get("begin").map((row) => [...row]);
+  for (const step of model.get("steps").slice(0, at)) {
+    for (const [rank, chunk, now] of step.cells) held[rank][chunk] = now;
+  }
+  return held;
+}
+
+function geometry(model) {
+  const ranks = model.get("world_size");
+  const chunks = model.get("whole").length;
+  const perRow = ranks > 4 ? Math.ceil(ranks / 2) : ranks;
+  const cell = Math.max(perRow * 15 + 12, Math.min(190, 560 / chunks));
+  const box = { x: (c) => LEFT + c * (cell + 34), y: (r) => TOP + r * ROW, width: cell, height: 44 };
+  box.total = [LEFT + chunks * (cell + 34), TOP + ranks * ROW + 4];
+  box.perRow = perRow;
+  return box;
+}
+
+function drawPips(model, group, box, chunk, rank, held, before) {
+  const styles = model.get("ranks");
+  styles.forEach((style, who) => {
+    const x = box.x(chunk) + 7 + (who % box.perRow) * 15;
+    const y = box.y(rank) + (styles.length > 4 ? 7 : 15) + Math.floor(who / box.perRow) * 16;
+    const has = (held >> who) & 1;
+    const pip = shape("rect", group, { x, y, width: 13, height: 14, rx: 2 });
+    if (!has) return pip.setAttribute("class", "zl-none");
+    pip.setAttribute("fill", style.fill);
+    if (!((before >> who) & 1)) pip.setAttribute("class", "zl-new");
+    const at = { x: x + 6.5, y: y + 11, class: "zl-pip-text", fill: style.ink };
+    shape("text", group, at, String(who));
+  });
+}
+
+function drawCell(model, svg, box, rank, chunk, held, before) {
+  const whole = model.get("whole")[chunk];
+  const goal = model.get("goals").some(([r, c]) => r === rank && c === chunk);
+  const group = shape("g", svg, { "data-rank": rank, "data-chunk": chunk, "data-held": held });
+  const names = ["zl-cell", goal ? "zl-goal" : "", held === whole ? "zl-whole" : ""];
+  const place = { x: box.x(chunk), y: box.y(rank), width: box.width, height: box.height, rx: 4 };
+  shape("rect", group, { ...place, class: names.join(" ") });
+  drawPips(model, group, box, chunk, rank, held, before);
+  if (held === whole) {
+    const at = { x: box.x(chunk) + box.width, y: box.y(rank) + box.height + 11 };
+    shape("text", group, { ...at, class: "zl-verdict" }, "whole");
+  }
+}
+
+// An arrow beside the column, from the sender's row to the receiver's.
+function drawArrow(svg, box, [src, dst, chunk], lane) {
+  const x = box.x(Math.max(chunk, 0)) + box.width;
+  const from = box.y(src) + box.height / 2 + (dst > src ? 6 : -6);
+  const to = box.y(dst) + box.height / 2 + (dst > src ? -6 : 6);
+  const out = x + 10 + Math.min(16, Math.abs(dst - src) * 4 + lane * 3);
+  const path = `M${x},${from} C${out},${from} ${out},${to} ${x + 6},${to}`;
+  shape("path", svg, { d: path, class: "zl-arrow", "data-arrow": `${src}-${dst}-${chunk}` });
+  shape("path", svg, { d: `M${x},${to} l8,-4 v8 z`, class: "zl-head" });
+}
+
+// What travels slides from cell to cell, unless the reader wants nothing to move.
+function slide(model, svg, box, held, [src, dst, chunk]) {
+  if (isStill() || chunk < 0) return;
+  const group = shape("g", svg, {});
+  drawPips(model, group, box, chunk, src, held[src][chunk], ~0);
+  const shift = `translate(0px, ${box.y(dst) - box.y(src)}px)`;
+  const frames = [{ transform: "none" }, { transform: shift, opacity: 0.9 }];
+  const moving = group.animate(frames, { duration: 450, easing: "ease-in-out" });
+  moving.onfinish = () => group.remove();
+}
+
+function drawSteps(model, ui, moved) {
+  drawFrame(model, ui);
+  const at = model.get("at");
+  const held = heldAt(model, at);
+  const before = heldAt(model, Math.max(at - 1, 0));
+  const box = geometry(model);
+  const [width, height] = box.total;
+  ui.svg.replaceChildren();
+  ui.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  ui.svg.style.minWidth = `${Math.min(width, 560)}px`;
+  ui.svg.style.maxWidth = `${width}px`;
+  const one = model.get("whole").length === 1;
+  model.get("whole").forEach((_, chunk) => {
+    const text = { x: box.x(chunk) + box.width / 2, y: 13, class: "zl-column" };
+    shape("text", ui.svg, text, one ? "the tensor" : `chunk ${chunk}`);
+  });
+  held.forEach((row, rank) => {
+    const y = box.y(rank) + box.height / 2 + 4;
+    shape("text", ui.svg, { x: 0, y, class: "zl-row" }, `rank ${rank}`);
+    row.forEach((now, chunk) => {
+      drawCell(model, ui.svg, box, rank, chunk, now, at ? before[rank][chunk] : now);
+    });
+  });
+  const step = model.get("steps")[at - 1];
+  (step?.messages ?? []).forEach((message, i) => {
+    drawArrow(ui.svg, box, message, one ? i : 0);
+    if (moved) slide(model, ui.svg, box, before, message);
+  });
+  ui.said.textContent = step ? step.says : beginText(model);
+  ui.svg.setAttribute("aria-label", `${model.get("title")}. ${ui.said.textContent}`);
+  ui.stepper.draw();
+}
+
+function beginText(model) {
+  const gathers = model.get("begin")[0].some((held) => held === 0);
+  const what = gathers ? "its own chunk and nothing else" : "its own numbers in every chunk";
+  return `Before the first step every rank has ${what}. A square with a number is that rank's part.`;
+}
+
+function renderSteps({ model, el }) {
+  const ui = panel(el, "zl-steps");
+  ui.svg = shape("svg", ui.stage, { role: "img", tabindex: 0 });
+  const count = () => model.get("steps").length + 1;
+  ui.stepper = stepper(model, ui, { field: "at", count, name: "step", delay: 1100 });
+  let last = model.get("at");
+  const redraw = () => {
+    const moved = model.get("at") === last + 1;
+    last = model.get("at");
+    drawSteps(model, ui, moved);
+  };
+  const stop = redrawOn(model, ["at", "steps", "begin", "finding", "theme"], redraw);
+  return () => {
+    ui.stepper.stop();
+    stop();
+  };
+}
