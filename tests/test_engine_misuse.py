@@ -11,7 +11,7 @@ from torch import nn
 import zerolab
 from zerolab import comm, device
 from zerolab.errors import MismatchError, UsageError
-from zerolab.zero3 import ShardState
+from zerolab.turns import ShardState
 
 STAGES = (0, 1, 2, 3)
 

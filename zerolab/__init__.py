@@ -11,10 +11,13 @@ Reading order is import order, and the number is the chapter:
     config                  12  ds_config.json: every key explained
     flat bucket             3   parameters laid end to end, cut into buckets
     homes sharded_param     6   where a parameter lives; one that is sharded from its birth
+    elementwise             4   the optimizers that cannot step on shards, and why
     optim                   4   a torch optimizer over this rank's segments
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
     reducing                3   when a bucket is sent, and what becomes of the mean
-    ddp zero1 zero2 zero3   3-6 the stages, each the difference to the one before
+    ddp zero1 zero2         3-5 the stages, each the difference to the one before
+    turns watching          6   one unit's turn, and how the stage learns that it has come
+    unit_sharding zero3     6   who needs a unit when; stage 3, moment by moment
     units                   6   which modules are gathered as one
     gathering               6   looking at, and changing, parameters that lie in shards
     zero utils              6   a model built sharded; the parts of a parameter, for scripts

@@ -19,11 +19,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from . import comm, homes, sharded_param
+from . import comm, homes, sharded_param, unit_sharding
 from .bucket import Bucket, Unit
 from .errors import UsageError
 from .sharded_param import ShardedParameter, Slice
-from .zero3 import Zero3
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -68,7 +67,7 @@ class GatheredParameters:
         self.slices: list[tuple[nn.Parameter, Slice, Look]] = []
         self.free: list[nn.Parameter] = []  # whole, and of no engine
         self.buckets: dict[Bucket, Engine] = {}
-        self.held: dict[Unit, tuple[Zero3, bool]] = {}
+        self.held: dict[Unit, tuple[unit_sharding.UnitSharding, bool]] = {}
         world_size = comm.get_world_size()
         if modifier_rank is not None and not 0 <= modifier_rank < world_size:
             raise UsageError(
@@ -95,12 +94,12 @@ class GatheredParameters:
             else:
                 self.buckets[home.bucket] = home.engine
         for bucket, engine in self.buckets.items():
-            if isinstance(engine.sharding, Zero3):
+            if isinstance(engine.sharding, unit_sharding.UnitSharding):
                 self._hold(engine.sharding, bucket)
                 if bucket not in _looks:
                     _looks[bucket] = (engine.global_steps, look_at(bucket))
 
-    def _hold(self, stage: Zero3, bucket: Bucket) -> None:
+    def _hold(self, stage: unit_sharding.UnitSharding, bucket: Bucket) -> None:
         """Keep the bucket's unit whole."""
         unit = stage.unit_of[bucket]
         if unit not in self.held:

@@ -25,8 +25,8 @@ from .. import comm, data, device, engine, gpt
 from ..errors import UsageError
 from . import cards, plug, training
 
-MODULES = {"ddp", "zero1", "zero2", "zero3", "bucket", "flat", "optim", "precision"}
-MODULES |= {"units", "gathering", "sharded_param"}
+MODULES = {"ddp", "reducing", "zero1", "zero2", "zero3", "bucket", "flat", "optim", "precision"}
+MODULES |= {"units", "gathering", "sharded_param", "turns", "watching", "unit_sharding"}
 COLLECTIVES = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "barrier"}
 PACKAGE = __name__.split(".")[0]
 MAX_ARGUMENTS = 72  # characters

@@ -1,0 +1,335 @@
+"""Chapter 6: wrong answers to the exercises of 06_parameter_all_gather.
+
+Owns nothing. Each is the right answer with one thing changed, and what its author believes.
+Several stood in public code: a stage 3 that gathers and never frees (Tiny-DeepSpeed), a slice of
+the local gradient in the place of a reduce-scatter, a parameter emptied to size 0 (DeepSpeed).
+"""
+
+from .rewriting import rewritten
+
+BLANK = "zerolab.two_layers.parameter_sharding:train_sharded_params"
+UNSHARD = "zerolab.turns:unshard_bucket"
+RESHARD = "zerolab.turns:reshard_bucket"
+ASSIGN = "zerolab.bucket:assign_params"
+TURN = "zerolab.turns:Turn"
+AHEAD = "zerolab.turns:units_ahead"
+ZERO3 = "zerolab.zero3:Zero3"
+
+
+TRAIN_SHARDED_PARAMS = (
+    rewritten(
+        BLANK,
+        "gathers_everything_first",
+        "Forward needs all layers, so all are gathered, then all are freed. But it needs them one "
+        "after the other: at its end the whole model lies on every rank, as if nothing were cut.",
+        (
+            "        for layer in model:\n            gather(layer)\n            with",
+            "        for layer in model:\n            gather(layer)\n"
+            "        for layer in model:\n            with",
+        ),
+        (
+            "                kept.append(layer(kept[-1]))\n            free(layer)\n",
+            "                kept.append(layer(kept[-1]))\n"
+            "        for layer in model:\n            free(layer)\n",
+        ),
+    ),
+    rewritten(
+        BLANK,
+        "never_frees",
+        "Keeping a slice is not yet sharding: the whole parameters are still there until "
+        "somebody lets go of them.",
+        ("param.new_tensor(torch.nan).expand(param.shape), None", "param.data, None"),
+    ),
+    rewritten(
+        BLANK,
+        "sums_over_ranks",
+        "Every rank's loss is a mean over its own batch. The gradient of all batches together is "
+        "the mean over ranks, not the sum: the step is as many times too long as there are ranks.",
+        ('grads, "avg"', 'grads, "sum"'),
+    ),
+    rewritten(
+        BLANK,
+        "slices_the_local_gradient",
+        "Taking the own slice of the own gradient leaves out what the other ranks found out about "
+        "that very slice. Reduce-scatter is for that: every slice, over all ranks, to its owner.",
+        (
+            'comm.reduce_scatter(own[layer].grad, grads, "avg")',
+            "own[layer].grad.copy_(grads.chunk(world_size)[rank])",
+        ),
+    ),
+    rewritten(
+        BLANK,
+        "gathers_once",
+        "Forward gathered the parameters and freed them. Backward multiplies with the weights as "
+        "well, and finds NaN where they were: they have to come a second time.",
+        ("            gather(layer)\n            above", "            above"),
+    ),
+)
+
+UNSHARD_BUCKET = (
+    rewritten(
+        UNSHARD,
+        "waits_at_once",
+        "A gather that has ended when the function returns cannot run while something else is "
+        "computed: there is nothing left to overlap.",
+        ("async_op=True", "async_op=False"),
+    ),
+    rewritten(
+        UNSHARD,
+        "makes_a_new_tensor",
+        "A new tensor is filled, but the parameters are views of the old one, and so is what "
+        "autograd saved in forward: it is the old memory that has to come back.",
+        (
+            "    bucket.flat_param.untyped_storage().resize_(nbytes)",
+            "    bucket.flat_param = bucket.shard.new_empty(bucket.padded_numel)",
+        ),
+    ),
+    rewritten(
+        UNSHARD,
+        "forgets_the_memory",
+        "The tensor is there all the time, its memory is not: a gather needs somewhere to write.",
+        ("    bucket.flat_param.untyped_storage().resize_(nbytes)\n", ""),
+    ),
+    rewritten(
+        UNSHARD,
+        "sends_the_empty_slice",
+        "The buffer has just come back and holds nothing yet. What this rank knows of the "
+        "parameters is its shard.",
+        (
+            "comm.all_gather(bucket.flat_param, bucket.shard,",
+            "comm.all_gather(bucket.flat_param, bucket.flat_param[slice(*bucket.bounds)].fill_(0),",
+        ),
+    ),
+)
+
+RESHARD_BUCKET = (
+    rewritten(
+        RESHARD,
+        "only_takes_the_memory",
+        "resize_(0) frees, but the parameters still claim a shape with no memory behind it. "
+        "`param.norm()` or `copy.deepcopy(model)` then reads there, and the process ends.",
+        ("        slot.param.data = sharded_param.placeholder(slot.param)", "        slot.param"),
+    ),
+    rewritten(
+        RESHARD,
+        "only_swaps_the_parameters",
+        "The parameters point elsewhere, but the buffer is still there, and it is the buffer that "
+        "takes the memory.",
+        ("    bucket.flat_param.untyped_storage().resize_(0)\n", ""),
+    ),
+    rewritten(
+        RESHARD,
+        "throws_the_tensor_away",
+        "Dropping the buffer frees it only if nobody else has it. Autograd has: what it saved in "
+        "forward are views of it, so the memory stays until backward, where it is filled twice.",
+        (
+            "    bucket.flat_param.untyped_storage().resize_(0)",
+            "    bucket.flat_param = bucket.flat_param.new_empty(0)",
+        ),
+    ),
+    rewritten(
+        RESHARD,
+        "puts_zeros",
+        "Zeros look like weights: who reads a sharded parameter by mistake then computes on, and "
+        "the loss is only a little wrong. A NaN is seen.",
+        ("sharded_param.placeholder(slot.param)", "slot.param.new_zeros(()).expand(slot.shape)"),
+    ),
+    rewritten(
+        RESHARD,
+        "empties_the_parameters",
+        "A parameter of size 0 has lost its shape: whoever counts parameters, builds an optimizer "
+        "or prints the model sees an empty one.",
+        ("sharded_param.placeholder(slot.param)", "slot.param.new_empty(0)"),
+    ),
+)
+
+ASSIGN_PARAMS = (
+    rewritten(
+        ASSIGN,
+        "gives_every_block_its_own",
+        "A weight that two blocks share is one tensor. In two units it is gathered, averaged and "
+        "updated twice.",
+        (
+            "        named[homes.copy().pop() + 1 if len(homes) == 1 else 0].append((name, param))",
+            "        for number in homes or {-1}:\n"
+            "            named[number + 1].append((name, param))",
+        ),
+    ),
+    rewritten(
+        ASSIGN,
+        "first_come_first_served",
+        "The first block takes the shared weight, and takes it away again when its turn is over; "
+        "the other block then stands there without.",
+        (
+            "        named[homes.copy().pop() + 1 if len(homes) == 1 else 0].append((name, param))",
+            "        named[min(homes) + 1 if homes else 0].append((name, param))",
+        ),
+    ),
+    rewritten(
+        ASSIGN,
+        "forgets_the_rest",
+        "Embeddings, the last norm and the head are in no block. They have to be in some unit all "
+        "the same, or nobody trains them.",
+        (
+            "        named[homes.copy().pop() + 1 if len(homes) == 1 else 0].append((name, param))",
+            "        if len(homes) == 1:\n"
+            "            named[homes.copy().pop() + 1].append((name, param))",
+        ),
+    ),
+    rewritten(
+        ASSIGN,
+        "puts_the_root_last",
+        "The root's forward begins before that of every block inside it, so its unit comes first; "
+        "the order of units is that of forward.",
+        ('    modules = [("root", model), *blocks]', '    modules = [*blocks, ("root", model)]'),
+        (
+            "    return [(name, module, own) for (name, module), own in zip("
+            "modules, named, strict=True)]",
+            "    named = [*named[1:], named[0]]\n"
+            "    return [(name, module, own) for (name, module), own in zip("
+            "modules, named, strict=True)]",
+        ),
+    ),
+)
+
+MOMENT_TURN = (
+    rewritten(
+        TURN,
+        "gathers_every_time",
+        "A unit that was prefetched is on its way already, and one that is whole needs nothing: "
+        "gathering again moves everything once more.",
+        ("        if self.state is ShardState.SHARDED:\n", "        if True:\n"),
+    ),
+    rewritten(
+        TURN,
+        "never_waits",
+        "Starting a gather is not having its result: until `wait()` has returned, the buffer "
+        "holds anything.",
+        (
+            "            for work in self.works:\n                work.wait()\n            ",
+            " " * 12,
+        ),
+    ),
+    rewritten(
+        TURN,
+        "forgets_the_parameters",
+        "The buffer is full, but the parameters still point at the NaN that resharding gave them. "
+        "They have to be views of the buffer again.",
+        ("                    slot.param.data = view\n", "                    pass\n"),
+    ),
+    rewritten(
+        TURN,
+        "stays_unsharded",
+        "The memory is gone and the state still says that it is there: the next one who needs the "
+        "unit does not gather it.",
+        (
+            "            reshard_bucket(bucket)\n        self.state = ShardState.SHARDED\n",
+            "            reshard_bucket(bucket)\n",
+        ),
+    ),
+    rewritten(
+        TURN,
+        "keeps_what_is_in_flight",
+        "A unit that was gathered ahead and then not used takes memory like any other: freeing it "
+        "means to wait for its gather first, not to leave it.",
+        (
+            "        for work in self.works:\n            work.wait()\n        self.works = []\n"
+            "        for bucket in self.buckets:\n            reshard",
+            "        if self.state is ShardState.IN_FLIGHT:\n            return\n"
+            "        for bucket in self.buckets:\n            reshard",
+        ),
+    ),
+)
+
+UNITS_AHEAD = (
+    rewritten(
+        AHEAD,
+        "at_least_one",
+        "The limit is there for units that are too large: the first one must not be gathered "
+        "ahead either, if it is larger than that.",
+        (
+            "        if limit is not None and numel > limit:",
+            "        if ahead and limit is not None and numel > limit:",
+        ),
+    ),
+    rewritten(
+        AHEAD,
+        "leaves_out_an_exact_fit",
+        "At most this many elements: units that fill the limit exactly are within it.",
+        ("numel > limit", "numel >= limit"),
+    ),
+    rewritten(
+        AHEAD,
+        "each_for_itself",
+        "The limit is for all units that are gathered ahead together, since they lie in memory "
+        "together.",
+        ("numel += unit_numel(following)", "numel = unit_numel(following)"),
+    ),
+    rewritten(
+        AHEAD,
+        "everything_without_a_limit",
+        "No limit means one unit, whatever its size. All that follow would be the whole model.",
+        ("follower.get(following) if limit is not None else None", "follower.get(following)"),
+    ),
+    rewritten(
+        AHEAD,
+        "comes_round_again",
+        "In a circle of followers the unit itself turns up at the end, and it is whole already.",
+        (" and following is not unit", ""),
+    ),
+)
+
+MOMENT_ZERO3 = (
+    rewritten(
+        ZERO3,
+        "forgets_to_reshard",
+        "Everything is gathered once and stays. The shards are small, the run is right, and at "
+        "the end of forward the whole model lies on every rank.",
+        (
+            "        if not self.needed_again(unit):\n            self.reshard(unit)\n",
+            "        self.needed_again(unit)\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "forward_only",
+        "Backward multiplies with the weights again. What autograd saved are views of a memory "
+        "that went at the end of the unit's forward.",
+        ("        self.take_turn(unit, in_backward=True)\n", "        self.turns[unit]\n"),
+    ),
+    rewritten(
+        ZERO3,
+        "frees_when_all_is_over",
+        "Freeing at the end of backward is too late: by then all units have come a second time, "
+        "and none has gone.",
+        (
+            "        if self.done_with(unit):\n            self.reshard(unit)\n",
+            "        self.done_with(unit)\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "never_ahead",
+        "Without prefetch every unit waits for its parameters at the beginning of its turn, with "
+        "nothing to compute meanwhile.",
+        ("                self.fetch(follower)\n", "                self.turns[follower]\n"),
+    ),
+    rewritten(
+        ZERO3,
+        "always_the_way_forward_went",
+        "Backward goes the other way: what comes next there is the unit before. The one after has "
+        "just been freed, and is gathered for nothing.",
+        ("self.followers[in_backward]", "self.followers[False]"),
+    ),
+    rewritten(
+        ZERO3,
+        "publishes_like_stage_2",
+        "Stage 2 gathers after the step because everybody keeps whole parameters. Here nobody "
+        "does: the next forward gathers the new slices anyway.",
+        (
+            "        if not bucket.persistent and not self.turns[self.unit_of[bucket]].holds:\n"
+            "            return None\n",
+            "        self.unshard(self.unit_of[bucket])\n",
+        ),
+    ),
+)

@@ -1,0 +1,330 @@
+"""Chapter 6: runs of a small model by units, whose evidence the checks of the chapter read.
+
+Owns two models that no world size divides. `Stack` has a root of 24 elements, with a weight that
+is used at both ends, and five blocks of 20; `Tied` shares a weight between two of its blocks.
+`run` trains one with the engine and hands back what every rank showed; the *story* of a step is
+the order in which units came (+) and went (-), read from the memory that appeared and went.
+`alone` is plain torch in one process on the batches of all ranks: the reference.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ... import comm, device, engine
+from ...records import Records
+from .. import evidence
+from ..outcome import Wrong
+
+STEPS = 3
+TOLERANCE = 1e-5
+ADAMW = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+ROOT, BLOCK, NUM_BLOCKS = 24, 20, 5  # elements of Stack's units
+BLOCKS = tuple(f"blocks.{number}" for number in range(NUM_BLOCKS))
+
+
+class Stack(nn.Module):
+    """A layer whose weight is used again at the end, and five blocks in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(NUM_BLOCKS))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return [batch, 5]."""
+        hidden = torch.tanh(self.first(inputs))
+        for block in self.blocks:
+            hidden = torch.tanh(block(hidden))
+        return hidden @ self.first.weight
+
+
+class Tied(nn.Module):
+    """Three blocks of which the first and the last share their weight, but not their bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.blocks[2].weight = self.blocks[0].weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return [batch, 5]."""
+        for block in self.blocks:
+            inputs = torch.tanh(block(inputs))
+        return inputs
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"stack": Stack, "tied": Tied}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to train. What is left out is the engine's default."""
+
+    stage: int
+    world_size: int
+    model: str = "stack"
+    accum_steps: int = 1
+    prefetch: bool = True
+    prefetch_numel: int | None = None
+
+    def config(self) -> dict[str, Any]:
+        """Return the ds_config.json."""
+        zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": 1000}
+        if self.prefetch_numel is not None:
+            zero["stage3_prefetch_bucket_size"] = self.prefetch_numel
+        return {
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": self.accum_steps,
+            "optimizer": {"type": "AdamW", "params": ADAMW},
+            "zero_optimization": zero,
+            "zerolab": {"prefetch": self.prefetch},
+        }
+
+
+@dataclass(slots=True)
+class Shown:
+    """What one rank showed; all but weights and losses of the last step."""
+
+    rank: int
+    weights: torch.Tensor  # whole, in the order of `named_parameters`
+    ready: dict[str, int]  # bytes by kind when the gradients were reduced
+    ended: dict[str, int]  # bytes by kind after the step
+    most_gathered: int  # bytes of full parameters, at most
+    moved: dict[str, int]  # elements by collective, control traffic left out
+    gathers: tuple[str, ...]  # units, in the order in which their gathers were started
+    story: tuple[str, ...]  # "+blocks.0", "-blocks.0", ...
+    published: tuple[str, ...]  # units that were gathered after the optimizer had stepped
+    losses: list[float] = field(default_factory=list)
+
+
+def make_model(name: str) -> nn.Module:
+    """Return a model, the same numbers each time."""
+    torch.manual_seed(11)
+    return MODELS[name]()
+
+
+def batch(rank: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs [4, 5] and targets [4, 5] of one rank."""
+    luck = torch.Generator().manual_seed(1000 + 100 * micro_step + rank)
+    return torch.randn(4, 5, generator=luck), torch.randn(4, 5, generator=luck)
+
+
+def run(plan: Plan) -> list[Shown]:
+    """Train with the engine on ranks of the check's world; return what every rank showed."""
+    return evidence.run(_train, plan.world_size, plan)
+
+
+def left_behind(world_size: int) -> str:
+    """Say in a line what stage 3 leaves behind on so many lockstep ranks: for bug hunts."""
+    ranks = evidence.run(_train, world_size, Plan(3, world_size), world="lockstep")
+    steps = zip(*(rank.losses for rank in ranks), strict=True)
+    losses = ", ".join(f"{sum(step) / world_size:.5f}" for step in steps)
+    most = max(rank.most_gathered for rank in ranks)
+    return (
+        f"whole parameters {most} bytes; elements moved: {words(ranks[0].moved)}; losses {losses}"
+    )
+
+
+def _train(plan: Plan) -> Shown:
+    model = make_model(plan.model).to(evidence.home())
+    trainer, *_ = engine.initialize(model=model, config=plan.config())
+    records = comm.records()
+    first_call = first_event = 0
+    losses = []
+    for micro_step in range(STEPS * plan.accum_steps):
+        if micro_step % plan.accum_steps == 0:
+            first_call, first_event = len(records.collectives), len(records.memory)
+        inputs, targets = (t.to(evidence.home()) for t in batch(comm.get_rank(), micro_step))
+        loss = trainer.backward(F.mse_loss(trainer(inputs), targets))
+        losses.append(float(loss.detach()))
+        del loss
+        trainer.step()
+    told = Story.of(records, first_call, first_event)
+    marks = {mark.name: mark.by_kind for mark in records.marks}
+    weights = whole_weights(trainer)
+    trainer.close()
+    return Shown(
+        comm.get_rank(),
+        weights,
+        dict(marks["grads_ready"]),
+        dict(marks["step_end"]),
+        told.most,
+        moved(records, first_call),
+        told.gathers,
+        told.events,
+        told.published,
+        losses,
+    )
+
+
+def whole_weights(trainer: engine.Engine) -> torch.Tensor:
+    """Put the shards of all ranks together, without asking the stage for anything."""
+    found: dict[str, torch.Tensor] = {}
+    for bucket in trainer.sharding.buckets:
+        whole = bucket.shard.new_empty(bucket.padded_numel)
+        comm.all_gather(whole, bucket.shard.clone(), purpose="control")
+        for slot in bucket.slots:
+            found[slot.name] = whole[slot.offset : slot.offset + slot.numel].cpu()
+    return torch.cat([found[name] for name, _ in trainer.module.named_parameters()])
+
+
+def moved(records: Records, first_call: int) -> dict[str, int]:
+    """Return the elements that collectives carried from a call on, control traffic left out."""
+    total: dict[str, int] = {}
+    for event in records.collectives[first_call:]:
+        if event.purpose == "data":
+            total[event.op] = total.get(event.op, 0) + event.elements
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Who was whole when, within a stretch of a run."""
+
+    events: tuple[str, ...]  # "+blocks.0", "-blocks.0", ...
+    gathers: tuple[str, ...]  # units, in the order of their gathers
+    published: tuple[str, ...]  # those of them that were started in the phase "step"
+    most: int  # bytes of full parameters, at most
+
+    @classmethod
+    def of(cls, records: Records, first_call: int = 0, first_event: int = 0) -> "Story":
+        """Read it from a rank's records.
+
+        Memory of the kind "gathered" appears right before the gather that fills it, so the
+        gathers' labels say whose it is.
+        """
+        calls = [e for e in records.collectives[first_call:] if e.op == "all_gather"]
+        calls = [e for e in calls if e.purpose == "data"]
+        gathers = tuple(unit_of(e.label) for e in calls)
+        published = tuple(unit_of(e.label) for e in calls if e.phase == "step")
+        names = iter(gathers)
+        name_of: dict[int, str] = {}
+        events, held, most = [], 0, 0
+        for number, event in enumerate(records.memory):
+            if event.kind != "gathered":
+                continue
+            held += event.delta
+            if number < first_event or event.phase == "init":
+                continue
+            most = max(most, held)
+            if event.delta > 0:
+                name_of[event.block] = next(names, "?")
+            sign = "+" if event.delta > 0 else "-"
+            events.append(sign + name_of.get(event.block, "?"))
+        return cls(tuple(events), gathers, published, most)
+
+
+def unit_of(label: str) -> str:
+    """Return the unit of a bucket's name: "blocks.0" of "blocks.0/0"."""
+    return label.rpartition("/")[0]
+
+
+@cache
+def alone(plan: Plan) -> torch.Tensor:
+    """Train in one process with torch alone, on the batches of all ranks; returns the weights."""
+    model = make_model(plan.model)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    for step in range(STEPS):
+        micro_steps = range(step * plan.accum_steps, (step + 1) * plan.accum_steps)
+        pairs = [batch(rank, micro) for micro in micro_steps for rank in range(plan.world_size)]
+        losses = [F.mse_loss(model(inputs), targets) for inputs, targets in pairs]
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    return evidence.weights_of(model)
+
+
+def padded(numel: int, world_size: int) -> int:
+    """Return a length with padding, counted up."""
+    return len(range(0, numel, world_size)) * world_size
+
+
+def stack_numel(world_size: int) -> int:
+    """Return the elements of all of Stack's units with padding."""
+    return padded(ROOT, world_size) + NUM_BLOCKS * padded(BLOCK, world_size)
+
+
+# What several checks ask of such a run.
+
+
+def same_weights(plan: Plan, ranks: Iterable[Shown], call: str) -> str:
+    """Compare the weights of every rank with those of one process."""
+    reference = alone(plan)
+    for shown in ranks:
+        apart = (shown.weights - reference).abs().max().item()
+        if not apart <= TOLERANCE:
+            raise Wrong(
+                f"{describe(plan)}: after {STEPS} steps the weights are {apart:.2g} off those "
+                "of one process that saw the batches of all ranks.",
+                expected=f"at most {TOLERANCE:g}",
+                observed=f"{apart:.3g}",
+                rank=shown.rank,
+                call=call,
+            )
+    return f"{describe(plan)}: after {STEPS} steps the weights of plain torch"
+
+
+def same_traffic(plan: Plan, ranks: Iterable[Shown], expected: dict[str, int], call: str) -> None:
+    """Compare the elements that the last step moved with numbers."""
+    for shown in ranks:
+        if shown.moved != expected:
+            raise Wrong(
+                f"{describe(plan)}: a step moves {words(shown.moved)}.",
+                expected=words(expected),
+                observed=words(shown.moved),
+                rank=shown.rank,
+                call=call,
+            )
+
+
+def describe(plan: Plan) -> str:
+    """Say in a few words what was run."""
+    more = [
+        "a weight in two blocks" if plan.model == "tied" else "",
+        f"{plan.accum_steps} micro-steps" if plan.accum_steps > 1 else "",
+        "no prefetch" if not plan.prefetch else "",
+        f"prefetch of {plan.prefetch_numel}" if plan.prefetch_numel is not None else "",
+    ]
+    said = ", ".join(["", *filter(None, more)])
+    return f"stage {plan.stage} on {plan.world_size} ranks{said}"
+
+
+def words(moved: dict[str, int]) -> str:
+    """Say what was moved."""
+    return ", ".join(f"{op} {elements}" for op, elements in sorted(moved.items())) or "nothing"
+
+
+# One unit by itself, for the checks of what works on buckets.
+
+
+@dataclass(slots=True)
+class Bench:
+    """A stage 3 that nobody has used yet, on the calling rank: its units are sharded."""
+
+    trainer: engine.Engine
+    gpu: device.VirtualGPU
+
+    @property
+    def units(self) -> Sequence[Any]:
+        """Root first, then the blocks."""
+        return self.trainer.sharding.units
+
+    def gathered(self) -> int:
+        """Return the bytes of full parameters now."""
+        return self.gpu.by_kind().get("gathered", 0)
+
+
+def bench(model: str = "stack") -> Bench:
+    """Return a fresh stage 3 on the calling rank."""
+    trainer, *_ = engine.initialize(
+        model=make_model(model).to(evidence.home()), config=Plan(3, 1, model).config()
+    )
+    gpu = device.current()
+    assert gpu is not None
+    return Bench(trainer, gpu)
