@@ -98,6 +98,9 @@ class Bucket:
         self.padded_numel = flat.padded_numel(self.numel, self.world_size)
         self.shard_numel = self.padded_numel // self.world_size
 
+    def __repr__(self) -> str:
+        return f"<bucket {self.name}>"
+
     @property
     def complete(self) -> bool:
         """Whether every parameter has had its gradient since the last flush."""

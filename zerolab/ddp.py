@@ -102,6 +102,9 @@ class DDP:
             self.place(bucket)
         self.register_hooks()
 
+    def __repr__(self) -> str:
+        return f"<stage {self.stage}>"
+
     # -- layout: where parameters live ------------------------------------------------------
 
     def owned_shards(self, bucket: Bucket) -> list[int]:

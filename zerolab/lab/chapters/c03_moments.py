@@ -112,10 +112,10 @@ def _check_held(ranks: Ranks, expected: int) -> None:
             if step.held["grad"] != expected:
                 raise Wrong(
                     f"Before the update a rank holds {step.held['grad']} bytes of gradients, and "
-                    f"{expected} are right: gradients of bf16 parameters that wait in fp32.",
+                    f"{expected} are right: they wait in fp32.",
                     expected=f"{expected} bytes",
                     observed=f"{step.held['grad']} bytes",
-                    call="one step in bf16, grad_accum_dtype fp32",
+                    call="one step with two dtypes",
                     rank=rank,
                 )
 
@@ -216,5 +216,6 @@ def check_receive(answer: Function) -> Iterator[str]:
     case = runs.Case(reuse=True)
     check_grads(runs.watch(case), case)
     yield "a bucket that has got a gradient meanwhile is sent once more"
-    _check_held(runs.watch(runs.Case(dtype="bf16")), 4 * runs.PADDED * runs.NUM_LAYERS)
-    yield "means are kept in the dtype that was asked for: bytes held"
+    case = runs.Case(travel="bf16")
+    _check_held(runs.watch(case), 4 * runs.PADDED * runs.NUM_LAYERS)
+    yield "means that have travelled in bf16 are kept in fp32: bytes held"

@@ -34,7 +34,7 @@ class Crossing(nn.Module):
     """Five layers; ranks part in the middle and meet again."""
 
     def __init__(self, *, reuse: bool) -> None:
-        """Make the layers, the same numbers each time; `reuse`: the left one comes twice."""
+        """Make the layers, the same each time; `reuse`: the left one comes twice, nobody parts."""
         super().__init__()
         torch.manual_seed(11)
         self.reuse = reuse
@@ -45,7 +45,8 @@ class Crossing(nn.Module):
     def forward(self, inputs: torch.Tensor, rank: int) -> torch.Tensor:
         """Return [samples, width] as `rank` computes it."""
         hidden = torch.tanh(self.first(inputs))
-        for layer in (self.left, self.right) if rank % 2 == 0 else (self.right, self.left):
+        crossed = rank % 2 == 1 and not self.reuse
+        for layer in (self.right, self.left) if crossed else (self.left, self.right):
             hidden = torch.tanh(layer(hidden))
         if self.reuse:  # a backward of its own inside backward: its gradients come separately
             hidden = checkpoint(self.left, hidden, use_reentrant=True)
@@ -69,6 +70,7 @@ class Case:
     reduce: str = "boundary"  # or "micro_step"
     reuse: bool = False
     dtype: str = "fp32"  # in bf16, gradients wait in fp32
+    travel: str | None = None  # dtype of the collectives; None: the one they wait in
     limit: int = LAYER
 
     def config(self) -> dict[str, Any]:
@@ -82,6 +84,8 @@ class Case:
         }
         if self.dtype == "bf16":
             config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        if self.travel is not None:
+            config["communication_data_type"] = self.travel
         return config
 
 
@@ -350,7 +354,8 @@ def _served(model: nn.Module, shown: Shared) -> Iterator[tuple[torch.Tensor, tor
         first_call, before = len(comm.records().collectives), num_reductions()
         inputs, targets = pair(comm.get_rank(), step)
         yield inputs.to(evidence.home()), targets.to(evidence.home())
-        shown.weights.append(evidence.weights_of(model))
+        with device.paused():  # what the check keeps is none of the rank's memory
+            shown.weights.append(evidence.weights_of(model))
         shown.calls.append(num_reductions() - before)
         shown.moved.append(training.elements_moved(comm.records(), first_call))
 
