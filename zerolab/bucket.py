@@ -61,7 +61,7 @@ class Segment:
     param: nn.Parameter  # [numel], a view into bucket.target; numel may be 0
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Bucket:
     """Parameters that are reduced and gathered in one collective; see the module's docstring."""
 
@@ -112,13 +112,17 @@ class Bucket:
         return flat.shard_bounds(self.numel, self.world_size, self.rank)
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Unit:
     """The parameters that are gathered and freed together: one module's, as buckets."""
 
     name: str
     module: nn.Module
     buckets: list[Bucket]
+
+    def __repr__(self) -> str:
+        """Name it; to print its module would read the parameters, which stage 3 notices."""
+        return f"<unit {self.name}>"
 
 
 def collect(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
