@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from zerolab import flat, lab
+from zerolab import comm, flat, lab
 from zerolab.errors import UsageError
 from zerolab.lab import cards, exercise, plug, progress
 from zerolab.lab.checking import CheckFailed, strict
@@ -104,8 +104,46 @@ def test_an_answer_that_would_hang_the_kernel_is_not_plugged_in(monkeypatch, cap
 def test_result_instead_of_function_is_refused():
     with pytest.raises(UsageError, match="without calling it"):
         lab.check("0.1", (0, 3))
+    with pytest.raises(UsageError, match=r'write lab\.check\("0\.1", shard_bounds\)$'):
+        lab.check("0.1")
     with pytest.raises(UsageError, match="unknown"):
         lab.check("1.7", right)
+
+
+def test_calling_itself_through_the_package_is_named():
+    from zerolab.lab.evaluate import evaluate
+
+    def circle(numel, world_size, rank):
+        return flat.shard_bounds(numel, world_size, rank)
+
+    report = evaluate(exercise.find("0.1"), circle)
+    assert report.outcome is Outcome.FAIL and not report.usable
+    assert report.message == (
+        "This calls zerolab.flat.shard_bounds, the function that you are asked to write: while it "
+        "is checked that is your answer, which calls itself. Compute the answer yourself."
+    )
+    assert plug.running(TARGET) is plug.reference(TARGET)
+
+
+def test_misuse_renders_short_and_still_fails_the_cell(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    done = shell.run_cell("from zerolab import lab\n\nlab.check('0.1')\n")
+    text = capsys.readouterr().out
+    assert isinstance(done.error_in_exec, UsageError)
+    assert "line 3: lab.check('0.1')" in text and "UsageError: lab.check needs" in text
+    assert "checking.py" not in text and text.count("\n") <= 4
+
+
+def test_misuse_on_a_rank_names_the_users_line_and_the_rank():
+    def rank():
+        lab.hint("0.1", 9)
+
+    with pytest.raises(UsageError) as caught:
+        comm.run(rank, 2, "lockstep")
+    lines = caught.value._render_traceback_()
+    assert lines[0].endswith('lab.hint("0.1", 9)') and "hint 9 of 0.1" in lines[1]
 
 
 def test_hints_come_one_after_the_other(capsys):

@@ -85,13 +85,14 @@ def test_a_wrong_name_fails_and_shows_what_it_would_have_left(capsys, tmp_path):
     assert hunts_in(tmp_path) == [(bug.name, other.name, "FAIL")]
 
 
-def test_the_right_name_shows_the_code_and_asks_for_the_remedy(capsys):
+def test_the_right_name_shows_the_code_and_asks_for_the_remedy(capsys, tmp_path):
     bug = hunting.hunted(FOUND)[0]
     lab.bug_hunt("0.1", letter_of(bug).lower())
     text = capsys.readouterr().out
     assert text.startswith("FOUND  0.1 bug hunt") and bug.misconception in text
     assert "def shard_bounds(numel: int" in text and bug.name not in text
     assert f'lab.bug_hunt("0.1", "{letter_of(bug)}", shard_bounds)' in text
+    assert hunts_in(tmp_path) == [(bug.name, bug.name, "UNATTEMPTED")]
 
 
 def test_named_and_mended_passes_and_plugs_in(capsys, tmp_path):

@@ -5,7 +5,7 @@ import linecache
 import pytest
 
 from zerolab import zero1
-from zerolab.lab import evidence, own_copy, plug
+from zerolab.lab import evidence, own_copy, own_text, plug
 from zerolab.lab.evaluate import evaluate
 from zerolab.lab.exercise import Exercise, source_of
 from zerolab.lab.outcome import Outcome, Wrong
@@ -99,7 +99,7 @@ def test_super_properties_and_static_methods_survive_rebinding():
 
 def test_a_class_is_spliced_into_the_copy():
     plug.plug(TARGET, cell(SOLUTION.replace("Stage 1:", "My stage 1:")), verified=True)
-    text = own_copy.text_of(TARGET, plug.entries()[TARGET])
+    text = own_text.text_of(TARGET, plug.entries()[TARGET])
     spliced = own_copy.splice("class Zero1:\n    pass\n\n\ndef f():\n    pass\n", {"Zero1": text})
     assert spliced.startswith("# my_zerolab: yours: Zero1.\n# my_zerolab: reference: f.\n")
     assert "My stage 1:" in spliced and spliced.count("class Zero1") == 1

@@ -133,3 +133,79 @@ def test_a_function_without_text_is_refused_and_nothing_is_written(tmp_path):
         with pytest.raises(UsageError, match="the text of your shard_bounds cannot be found"):
             lab.my_zerolab()
     assert not (tmp_path / "my_zerolab").exists()
+
+
+# A kernel that was restarted, and exercises that are given up.
+
+
+def test_a_new_kernel_resumes_from_the_copy(tmp_path, capsys):
+    plug.plug(TARGET, cell(RIGHT), verified=True)
+    lab.my_zerolab()
+    plug.reset()
+    program = (
+        "from zerolab import flat, lab\n"
+        "lab.resume()\n"
+        "assert flat.shard_bounds(10, 4, 3) == (9, 12)\n"
+        "assert lab.running('zerolab.flat:shard_bounds').__globals__['math'].pi > 3\n"
+        "print(lab.running())\n"
+        "lab.my_zerolab()\n"
+        "print('# mine' in open('my_zerolab/flat.py').read())\n"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Resumed from my_zerolab\n  plugged in  your shard_bounds\n" in done.stdout
+    assert "running on: your shard_bounds" in done.stdout and done.stdout.endswith("True\n")
+
+
+def test_resume_keeps_unverified_answers_marked_and_says_when_there_is_nothing(tmp_path, capsys):
+    lab.resume()
+    assert "has written nothing yet" in capsys.readouterr().out
+    plug.plug(TARGET, cell(NEIGHBOUR), verified=False)
+    lab.my_zerolab()
+    plug.reset()
+    capsys.readouterr()
+    lab.resume()
+    assert "your shard_bounds (unverified)" in capsys.readouterr().out
+    assert plug.entries()[TARGET].verified is False
+
+
+def test_reset_and_skip_put_the_reference_back_in_engine_and_copy(tmp_path, capsys):
+    for give_up, whose in ((lab.reset, ""), (lab.skip, " (skipped)")):
+        plug.plug(TARGET, cell(RIGHT), verified=True)
+        copy = lab.my_zerolab()
+        assert "# mine" in (copy / "flat.py").read_text()
+        capsys.readouterr()
+        give_up("0.1")
+        assert "my_zerolab run on the reference" in capsys.readouterr().out
+        assert (copy / "flat.py").read_text().startswith("# my_zerolab: all of this file is")
+        assert plug.running(TARGET) is plug.reference(TARGET)
+        assert plug.whose(TARGET) == f"reference shard_bounds{whose}"
+    plug.plug(TARGET, cell(RIGHT), verified=True)
+    plug.unplug(TARGET)
+    assert plug.whose(TARGET) == "reference shard_bounds", "whoever tries again skips no longer"
+    log = (tmp_path / "progress.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in log] == ["skip"]
+
+
+def test_reset_of_everything_leaves_the_copy_alone(tmp_path):
+    plug.plug(TARGET, cell(RIGHT), verified=True)
+    copy = lab.my_zerolab()
+    lab.reset()
+    assert plug.entries() == {} and "# mine" in (copy / "flat.py").read_text()
+
+
+def test_imports_of_the_package_point_into_the_copy(tmp_path, reference_losses):
+    source = (
+        "import zerolab\nfrom zerolab import flat as f\n"
+        "from zerolab.flat import padded_numel as p\n\ndef shard_bounds(numel, world_size, rank):\n"
+        "    n = p(numel, world_size) // world_size\n"
+        "    assert f.padded_numel(1, 2) == zerolab.flat.padded_numel(1, 2) == 2\n"
+        "    assert f.__name__ == zerolab.flat.__name__\n"
+        "    return rank * n, (rank + 1) * n\n"
+    )
+    plug.plug(TARGET, cell(source), verified=True)
+    text = (lab.my_zerolab() / "flat.py").read_text()
+    assert "from . import flat as f" in text and "import my_zerolab as zerolab" in text
+    assert "from .flat import padded_numel as p" in text
+    assert losses(tmp_path, "--gpus", "2") == reference_losses

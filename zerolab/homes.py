@@ -74,6 +74,12 @@ def find(param: torch.Tensor) -> Home | None:
     return None if engine is None or bucket is None else Home(engine, bucket, position)
 
 
+def engines() -> "list[Engine]":
+    """Return the engines that are alive and train something."""
+    living = (engine_ref() for engine_ref, *_ in list(_homes.values()))
+    return list({id(engine): engine for engine in living if engine is not None}.values())
+
+
 def ranges(numel: int, world_size: int, span: flat.Range) -> list[flat.Range]:
     """Return, for every rank, which elements of a parameter lie in its shard.
 

@@ -3,16 +3,21 @@
 Reading order:
 
     outcome exercise       how an attempt can end; what an exercise is
-    plug evaluate          the answer becomes part of the engine; evidence is gathered
+    rebinding plug         the answer becomes part of the engine
+    rebuild whose          ... and engines that are older say so; whose code runs
+    tripwire evaluate      no answer may call the reference; evidence is gathered
+    evidence               ranks, and one tiny model that they train
     child sandbox          ... in another process, which may hang or die
     cards checking         what the learner sees: check, hint, solution
     hunting                a wrong engine, found by the evidence it leaves
     live training table    a run whose memory can be watched; runs side by side
     tracing                one step as a tree of calls, the learner's own among them
+    engine_pieces          the same step by module and moment, for a picture
     prediction             a number to commit to before it is measured
     quiz_*                 questions: schema, bank, expression, units, grade, page, session
     progress               the learner's own log, and what it adds up to (progress_summary)
-    own_copy               a package that runs by itself, with the learner's functions in it
+    own_text own_copy      a package that runs by itself, with the learner's functions in it
+    steering               resume, reset, skip: which of them the engine runs on
     workspace              where the learner's copy of the course lies
     chapters               the exercises of each chapter
 
@@ -29,14 +34,17 @@ _HOME = {
     "bug_hunt": "hunting",
     "check": "checking",
     "compare": "table",
+    "engine_map": "engine_pieces",
     "hint": "checking",
     "my_zerolab": "own_copy",
     "plugged": "plug",
     "predict": "prediction",
     "quiz": "quiz_session",
-    "reset": "plug",
-    "running": "plug",
+    "reset": "steering",
+    "resume": "steering",
+    "running": "whose",
     "self_test": "quiz_self_test",
+    "skip": "steering",
     "solution": "checking",
     "trace": "tracing",
     "train": "training",

@@ -24,6 +24,7 @@ STRIPES = {
     Outcome.TIMEOUT: "--jp-warn-color1",
     Outcome.DEADLOCK: "--jp-warn-color1",
     Outcome.UNATTEMPTED: "--jp-border-color1",
+    Outcome.SKIPPED: "--jp-border-color1",
 }
 WORDS = {Outcome.OOM: "OUT OF MEMORY", Outcome.UNATTEMPTED: "NOT YET TRIED"}
 BOX = (
@@ -159,8 +160,8 @@ def card_of(report: Report, exercise: Exercise, status: str) -> Card:
 
 
 def _rows(report: Report, exercise: Exercise) -> list[Row]:
-    if report.outcome is Outcome.PASS:
-        return [*_proven(report), *_printed(report)]
+    if report.outcome in (Outcome.PASS, Outcome.SKIPPED):
+        return [*_proven(report), *_world(report), *_printed(report)]
     hint = Row("hint", f'lab.hint("{exercise.id}")', code=True)
     if report.outcome is Outcome.UNATTEMPTED:
         return [hint]
@@ -174,11 +175,16 @@ def _rows(report: Report, exercise: Exercise) -> list[Row]:
         Row("your line", line, code=True),
         Row("perhaps", report.misconception),
     ]
-    return [*_proven(report), *(r for r in evidence if r.text), *_printed(report), hint]
+    shown = [row for row in evidence if row.text]
+    return [*_proven(report), *shown, *_world(report), *_printed(report), hint]
 
 
 def _proven(report: Report) -> list[Row]:
     return [Row("proven", fact) for fact in report.proven]
+
+
+def _world(report: Report) -> list[Row]:
+    return [Row("ranks", f"processes, {report.world}")] if report.world else []
 
 
 def _printed(report: Report) -> list[Row]:

@@ -6,6 +6,8 @@ the answer does to its globals, its output or its process ends with that copy, a
 it started ends with the group. Where there is no fork (Windows) the job runs in this process,
 which the notebook replaces if it hangs or dies.
 
+Where evidence comes from rank processes, these belong to the group of the worker, and end with it.
+
 A frame on a pipe is eight bytes of length and a pickle. Phases of a job: fork, watch (result,
 output, end of the worker, end of the notebook, time), end the group, report.
 """
@@ -24,10 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from types import FunctionType
 from typing import IO, Any
-
-import cloudpickle
 
 from .outcome import Outcome, Report
 
@@ -43,9 +42,10 @@ class Job:
     """One answer to evaluate."""
 
     exercise: str
-    answer: bytes  # the function, pickled by value
+    answer: bytes  # the function or class, pickled by value
     file: str  # its source file, as its code object names it
     seconds: float
+    world: str = ""  # the ZEROLAB_WORLD of the notebook
 
 
 def write_frame(pipe: IO[bytes], data: Any) -> None:
@@ -66,23 +66,25 @@ def read_frame(pipe: IO[bytes]) -> Any:
 
 def evaluate_job(job: Job) -> dict[str, Any]:
     """Evaluate a job here and now; returns a `Report` as a dict."""
+    from ..comm import travel
     from . import exercise as exercises
     from .evaluate import evaluate
 
-    answer = cloudpickle.loads(job.answer)
-    if isinstance(answer, FunctionType):  # pickling by value forgets the file
-        answer.__code__ = answer.__code__.replace(co_filename=job.file)
+    os.environ["ZEROLAB_WORLD"] = job.world
+    answer, _ = travel.unpack(job.answer)
     return asdict(evaluate(exercises.find(job.exercise), answer))
 
 
 # The worker's side.
 
 
-def work(job: Job, result_fd: int, output_fd: int, stack: IO[bytes]) -> None:
+def work(job: Job, result_fd: int, output_fd: int, stack: IO[bytes], scratch: str) -> None:
     """Be the worker: evaluate, send the report, end. Never returns."""
     os.setpgid(0, 0)
     own_pid = os.getpid()
-    limit_memory()
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch
+    if job.world not in ("nccl", "process"):  # CUDA reserves far more than it uses
+        limit_memory()
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)
     sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123 - open as long as the process lives
@@ -241,10 +243,10 @@ def serve_in_fork(job: Job) -> dict[str, Any]:
     """Evaluate a job in a forked worker."""
     result_read, result_write = os.pipe()
     output_read, output_write = os.pipe()
-    with tempfile.TemporaryFile() as stack:
+    with tempfile.TemporaryFile() as stack, _scratch() as scratch:
         pid = os.fork()
         if pid == 0:
-            work(job, result_write, output_write, stack)
+            work(job, result_write, output_write, stack, scratch)
         os.close(result_write)
         os.close(output_write)
         watch = Watch(pid, job, result_read, output_read, stack)
@@ -256,6 +258,11 @@ def serve_in_fork(job: Job) -> dict[str, Any]:
         if reason == "orphan":
             sys.exit(0)
         return watch.report(reason)
+
+
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    """Make the folder for a worker's temporary files: what is killed cannot clean up."""
+    return tempfile.TemporaryDirectory(prefix="zerolab-", ignore_cleanup_errors=True)
 
 
 def serve_here(job: Job) -> dict[str, Any]:

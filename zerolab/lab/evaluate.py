@@ -1,29 +1,46 @@
 """Chapter 0: one attempt, evaluated: run the check on the answer and say what came of it.
 
-Owns the tripwire that notices when an answer calls the function it should replace. The same
-code runs in the child process (see `child`) and, with `debug=True`, in the notebook's own.
-Phases: lay the tripwire, plug the answer in, gather evidence, turn whatever happened into a
-`Report`; after a wrong answer, look for the mutant that fails in exactly the same way.
+Owns the memory of the answer's last call. The same code runs in the child process (see `child`)
+and, with `debug=True`, in the notebook's own; its evidence comes from ranks of the world that
+ZEROLAB_WORLD names (see `evidence`). Phases: lay the tripwire, plug the answer in, gather
+evidence, turn whatever happened into a `Report`; after a wrong answer, look for the mutant that
+fails in exactly the same way.
 """
 
+import re
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FunctionType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..comm import RunTimeoutError
 from ..errors import DeadlockError
-from . import plug
+from . import evidence, plug
 from .exercise import Exercise, Mutant
-from .outcome import Outcome, Report, Wrong
+from .outcome import Outcome, Report, Skipped, Wrong
+from .tripwire import ReferenceCalled, calls_by_attribute, tripwire
 
 MAX_REPR = 120
-
-
-class ReferenceCalled(Exception):  # noqa: N818 - a verdict, not an error of the program
-    """The answer called the package's own function instead of doing the work."""
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+MEMORY = (torch.OutOfMemoryError, MemoryError)
+VERDICTS = (
+    (Wrong, Outcome.FAIL),
+    (ReferenceCalled, Outcome.FAIL),
+    (Skipped, Outcome.SKIPPED),
+    (NotImplementedError, Outcome.UNATTEMPTED),
+    (DeadlockError, Outcome.DEADLOCK),
+    (RunTimeoutError, Outcome.TIMEOUT),
+    (MEMORY, Outcome.OOM),
+)
+OTHERWISE = Outcome.EXCEPTION
+UNUSABLE = (ReferenceCalled, NotImplementedError, RunTimeoutError)
+SAY_IT_THEMSELVES = (Wrong, Skipped, DeadlockError, RunTimeoutError, *MEMORY)
+SAID_FOR = {
+    "MemoryError": "The process ran out of memory.",
+    "NotImplementedError": "Nothing here yet: replace the line that raises NotImplementedError.",
+    "RecursionError": "RecursionError: the function calls itself without an end.",
+}
 
 
 class Recorder:
@@ -49,38 +66,6 @@ def short(value: Any) -> str:
     return text if len(text) <= MAX_REPR else f"{text[:MAX_REPR]}..."
 
 
-def _tripwire(*args: Any, _trip: Callable[[], None], **kwargs: Any) -> Any:
-    _trip()
-
-
-@contextmanager
-def tripwire(function: Any) -> Iterator[None]:
-    """Let every call of `function`, under whatever name, raise `ReferenceCalled`.
-
-    The code object is replaced, not a name: an alias taken before is the same function object.
-    Of a class, every method is guarded that can be.
-    """
-    if isinstance(function, type):
-        with ExitStack() as methods:
-            for method in vars(function).values():
-                methods.enter_context(tripwire(method))
-            yield
-        return
-    if not isinstance(function, FunctionType) or function.__code__.co_freevars:
-        yield
-        return
-
-    def trip() -> None:
-        raise ReferenceCalled(function.__name__)
-
-    code, keyword_defaults = function.__code__, function.__kwdefaults__
-    function.__code__, function.__kwdefaults__ = _tripwire.__code__, {"_trip": trip}
-    try:
-        yield
-    finally:
-        function.__code__, function.__kwdefaults__ = code, keyword_defaults
-
-
 def evaluate(exercise: Exercise, answer: Callable[..., Any]) -> Report:
     """Run the check on an answer and report, however it ends (Ctrl-C aside)."""
     report = _attempt(exercise, answer)
@@ -94,27 +79,42 @@ def evaluate(exercise: Exercise, answer: Callable[..., Any]) -> Report:
 def _attempt(exercise: Exercise, answer: Callable[..., Any]) -> Report:
     """Run the check once."""
     report = Report(exercise.id, Outcome.PASS)
+    evidence.forget_worlds()
     original = plug.reference(exercise.target)
-    bound = plug.rebind(answer, exercise.module)
-    recorder = bound if isinstance(bound, type) else Recorder(bound, exercise.name)
+    recorder: Any = None
     try:
-        if _is_reference(answer, original):
+        if _is_reference(answer, original, exercise):
             raise ReferenceCalled(exercise.name)
-        with tripwire(original), plug.plugged(exercise.target, recorder):
+        recorder = _recorded(answer, exercise)
+        stand_in = plug.plugged(exercise.target, recorder, written=answer, guarded=True)
+        with tripwire(original), stand_in:
             for fact in exercise.check(recorder):
                 report.proven.append(fact)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as raised:
+        error = _verdict_on(raised, exercise, answer)
         explain(report, error, exercise, getattr(recorder, "call", ""))
         _locate(report, error, answer)
+    report.world = evidence.worlds_seen()
     return report
 
 
-def _is_reference(answer: Any, original: Any) -> bool:
+def _recorded(answer: Any, exercise: Exercise) -> Any:
+    """Return what stands in for the answer: a function remembers its calls."""
+    bound = plug.stand_in(exercise.target, answer)
+    is_part = isinstance(plug.place(exercise.target)[0], type) or isinstance(bound, type)
+    return bound if is_part else Recorder(bound, exercise.name)
+
+
+def _is_reference(answer: Any, original: Any, exercise: Exercise) -> bool:
     """Whether an answer is the package's own, or a class that inherits it."""
     if isinstance(original, type):
         return isinstance(answer, type) and issubclass(answer, original)
+    if isinstance(answer, type):
+        owner, name = plug.place(exercise.target)
+        inherits = isinstance(owner, type) and issubclass(answer, owner)
+        answer = vars(answer).get(name, original if inherits else None)
     return getattr(answer, "__code__", None) is original.__code__
 
 
@@ -129,45 +129,50 @@ def _look_alike(exercise: Exercise, report: Report) -> Mutant | None:
 def explain(report: Report, error: BaseException, exercise: Exercise, call: str) -> None:
     """Fill the report with what an error means."""
     report.call = getattr(error, "call", "") or call
+    report.outcome = next((out for kind, out in VERDICTS if isinstance(error, kind)), OTHERWISE)
+    report.message = describe(error, exercise)
+    # SystemExit would end the kernel, and what hangs here hangs in the notebook too.
+    report.usable = isinstance(error, Exception) and not isinstance(error, UNUSABLE)
     if isinstance(error, Wrong):
-        report.outcome, report.message = Outcome.FAIL, error.message
         report.expected, report.observed = error.expected, error.observed
         report.rank = error.rank
-    elif isinstance(error, ReferenceCalled):
-        report.outcome, report.usable = Outcome.FAIL, False
-        report.message = (
-            f"This calls {exercise.target.replace(':', '.')}, the function that you are asked "
-            f"to write. Compute the answer yourself."
-        )
-    elif isinstance(error, NotImplementedError):
-        report.outcome, report.usable = Outcome.UNATTEMPTED, False
-        report.message = "Nothing here yet: replace the line that raises NotImplementedError."
-    elif isinstance(error, DeadlockError):
-        report.outcome, report.message = Outcome.DEADLOCK, str(error)
-    elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        report.outcome, report.message = Outcome.OOM, str(error) or "The process ran out of memory."
-    else:
-        report.outcome = Outcome.EXCEPTION
-        report.message = describe(error)
-        report.usable = isinstance(error, Exception)  # SystemExit would end the kernel
 
 
-def describe(error: BaseException) -> str:
-    """Say an exception in a line, with a word for those that say little themselves."""
+def describe(error: BaseException, exercise: Exercise) -> str:
+    """Say an exception in a sentence, with a word for those that say little themselves."""
     name, text = type(error).__name__, str(error)
+    if isinstance(error, SAY_IT_THEMSELVES):
+        return text or SAID_FOR.get(name, name)
+    if isinstance(error, ReferenceCalled):
+        asked = f"This calls {exercise.target.replace(':', '.')}, the function that you are asked"
+        itself = isinstance(error.__cause__, RecursionError)
+        why = " to write: while it is checked that is your answer, which calls itself." * itself
+        return f"{asked}{why or ' to write.'} Compute the answer yourself."
     if isinstance(error, SystemExit):
         return f"It raised SystemExit({text}): leave sys.exit() and exit() out of a function."
-    if isinstance(error, RecursionError):
-        return "RecursionError: the function calls itself without an end."
     if isinstance(error, NameError):
         return f"NameError: {text}. Variables of the notebook are not visible in here; pass them."
-    return f"{name}: {text}" if text else name
+    return SAID_FOR.get(name) or (f"{name}: {text}" if text else name)
+
+
+def _verdict_on(error: BaseException, exercise: Exercise, answer: Any) -> BaseException:
+    """Return the error, or what an endless recursion through the package's name really is."""
+    name = exercise.name.rpartition(".")[2]
+    codes = plug.codes_of(answer)
+    if isinstance(error, RecursionError) and any(calls_by_attribute(code, name) for code in codes):
+        verdict = ReferenceCalled(name)
+        verdict.__cause__ = error
+        return verdict
+    return error
 
 
 def _locate(report: Report, error: BaseException, answer: Callable[..., Any]) -> None:
-    """Note the last line of the learner's own code that the error passed through."""
-    code = plug.code_of(answer)
+    """Note the last line of the learner's own code that the error passed through, on any rank."""
+    files = {code.co_filename for code in plug.codes_of(answer)}
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if code is not None and f.filename == code.co_filename]
-    if own and report.outcome not in (Outcome.FAIL, Outcome.UNATTEMPTED):
-        report.file, report.line = own[-1].filename, own[-1].lineno or 0
+    passed = [(frame.filename, frame.lineno or 0) for frame in frames]
+    for note in getattr(error, "__notes__", ()):  # a rank process sends its traceback as text
+        passed += [(found["file"], int(found["line"])) for found in FRAME.finditer(note)]
+    own = [(file, line) for file, line in passed if file in files]
+    if own and report.outcome not in (Outcome.FAIL, Outcome.UNATTEMPTED, Outcome.SKIPPED):
+        report.file, report.line = own[-1]

@@ -1,9 +1,10 @@
 """Chapter 0: the bug hunt: a wrong engine is found by the evidence it leaves, named, and mended.
 
-Owns nothing. `bug_hunt` plugs one of an exercise's mutants into the engine for a few tiny runs
-and shows what they left: bytes held, elements moved, losses, or the error that ended them. The
-learner names the misconception behind it, then writes the function that mends it. An exercise
-lists the mutants that can be hunted: those whose evidence is unlike that of every other one.
+Owns nothing; its runs are in the lockstep world, whatever ZEROLAB_WORLD says. `bug_hunt` plugs
+one of an exercise's mutants into the engine for a few tiny runs and shows what they left: bytes
+held, elements moved, losses, or the error that ended them. The learner names the misconception
+behind it, then writes the function that mends it. An exercise lists the mutants that can be
+hunted: those whose evidence is unlike that of every other one.
 
 Phases: choose the bug and shuffle the labels (always the same for the same number), gather the
 evidence, judge the name, judge the mended function.
@@ -12,6 +13,7 @@ evidence, judge the name, judge the mended function.
 import ast
 import hashlib
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -60,6 +62,7 @@ def bug_hunt(
         _note(found, bug, named, Outcome.FAIL)
         _fail(_wrong_name(found, bug, named))
     if fix is None:
+        _note(found, bug, named, Outcome.UNATTEMPTED)
         cards.show(_right_name(found, bug, name, number))
         return
     _mend(found, bug, fix)
@@ -102,16 +105,22 @@ def _named(name: str, labels: dict[str, Mutant]) -> Mutant:
 
 
 def evidence_of(target: str, function: Callable[..., Any]) -> Evidence:
-    """Run stage 1 on a function, at several world sizes; return what each run left behind."""
+    """Run on a function, at several world sizes; return what each run left behind."""
+    found = next((one for one in exercise.every() if one.target == target), None)
+    look = found.evidence if found is not None and found.evidence is not None else _stage_1
     with plug.set_aside(), plug.plugged(target, function):
-        return tuple(_run(world_size) for world_size in WORLD_SIZES)
+        return tuple(_run(look, world_size) for world_size in WORLD_SIZES)
 
 
-def _run(world_size: int) -> str:
+def _run(look: Callable[[int], str], world_size: int) -> str:
     try:
-        ranks = evidence.train_tiny(STAGE, world_size)
+        return look(world_size)
     except (Exception, torch.OutOfMemoryError) as error:
         return f"stopped: {str(error).splitlines()[0]}"
+
+
+def _stage_1(world_size: int) -> str:
+    ranks = evidence.train_tiny(STAGE, world_size, world="lockstep")
     held = ", ".join(str(rank.optimizer_bytes) for rank in ranks)
     moved = ", ".join(f"{op} {elements}" for op, elements in ranks[0].moved.items())
     steps = zip(*(rank.losses for rank in ranks), strict=True)
@@ -130,8 +139,8 @@ def _case(found: Exercise, bug: Mutant, labels: dict[str, Mutant], number: int) 
     return Card(
         "--jp-info-color1",
         f"BUG {number} of {len(hunted(found))}  {found.id} {found.name}",
-        f"Somebody has replaced `{found.name}`. Stage 1 trained 26 parameters on it, "
-        "and this is what it left. Which of these did its author believe?",
+        f"Somebody has replaced `{found.name}`. {found.scene}, and this is what it left. "
+        "Which of these did its author believe?",
         (*_rows(evidence_of(found.target, bug.function)), *choices),
         f"Name it: {_call(found, 'LETTER', number)}.",
     )
@@ -183,13 +192,24 @@ def _right_name(found: Exercise, bug: Mutant, name: str, number: int) -> Card:
 
 def code_of(mutant: Mutant, name: str) -> str:
     """Return a mutant's source under the exercise's own name, without its docstring."""
-    source = textwrap.dedent(inspect.getsource(mutant.function))
+    source = textwrap.dedent(_text_of(mutant.function))
     body = ast.parse(source).body[0]
-    assert isinstance(body, ast.FunctionDef)
+    assert isinstance(body, ast.FunctionDef | ast.ClassDef)
     lines = source.rstrip().splitlines()
     docstring = body.body[0]
     del lines[docstring.lineno - 1 : docstring.end_lineno]
-    return "\n".join(lines).replace(f"def {mutant.name}(", f"def {name}(", 1)
+    word = "class" if isinstance(body, ast.ClassDef) else "def"
+    return "\n".join(lines).replace(f"{word} {mutant.name}(", f"{word} {name}(", 1)
+
+
+def _text_of(thing: Callable[..., Any]) -> str:
+    """Return the text of a function or class, also of a class that no file of its module has."""
+    code = plug.code_of(thing)
+    if not isinstance(thing, type) or code is None:
+        return inspect.getsource(thing)
+    text = "".join(linecache.getlines(code.co_filename))
+    node = next(one for one in ast.parse(text).body if getattr(one, "name", "") == thing.__name__)
+    return ast.get_source_segment(text, node) or ""
 
 
 # Phase 4: the remedy.

@@ -1,8 +1,8 @@
 """Chapter 0: how an attempt at an exercise can end, and the report that says so.
 
-Owns the seven outcomes. A `Report` is plain data: it crosses from the child process, in which
+Owns the eight outcomes. A `Report` is plain data: it crosses from the child process, in which
 checks run, to the notebook, and everything on a card is drawn from it. `Wrong` is what a check
-raises when the evidence is not what it must be.
+raises when the evidence is not what it must be, `Skipped` when it cannot be gathered here.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     TIMEOUT = "TIMEOUT"
     DEADLOCK = "DEADLOCK"
     OOM = "OOM"
+    SKIPPED = "SKIPPED"
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Report:
         line: line in it at which it raised or hung, 0 for unknown.
         output: what the answer printed, cut short.
         usable: whether the rest of the notebook can run on this answer.
+        world: the worlds of ranks that the evidence came from, such as "gloo"; "" for lockstep.
     """
 
     exercise: str
@@ -57,11 +59,16 @@ class Report:
     line: int = 0
     output: str = ""
     usable: bool = True
+    world: str = ""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
         """Read what `dataclasses.asdict` wrote."""
         return cls(**{**data, "outcome": Outcome(data["outcome"])})
+
+
+class Skipped(Exception):  # noqa: N818 - not an error of the program either
+    """The evidence needs what this machine lacks; the message says what."""
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program

@@ -10,36 +10,22 @@ Phases: remember, copy, splice, write.
 """
 
 import ast
-import builtins
 import hashlib
-import inspect
 import json
-import linecache
 import shutil
-import sys
 import textwrap
-import types
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from . import cards, exercise, plug, progress
+from . import cards, own_text, plug, progress
 from .cards import Card, Row
 
-NAME = "my_zerolab"
+NAME = own_text.COPY
 MEMORY = "yours.json"
 PACKAGE = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A function that the learner wrote, as text."""
-
-    source: str  # of the function alone, not indented
-    helpers: tuple[str, ...]  # sources of the notebook's functions and imports that it uses
-    verified: bool
 
 
 def my_zerolab(folder: str | Path | None = None) -> Path:
@@ -54,20 +40,43 @@ def my_zerolab(folder: str | Path | None = None) -> Path:
     Raises:
         UsageError: a function's text cannot be found, or a file in the copy was edited by hand.
     """
-    log = progress.path()
-    home = Path(folder) if folder is not None else (log.parent if log else Path.cwd())
-    copy = home.resolve() / NAME
-    memory = _remembered(copy)
-    _refuse_edits(copy, memory["files"])
-    texts = {target: _from_json(entry) for target, entry in memory["functions"].items()}
-    texts |= {target: text_of(target, entry) for target, entry in plug.entries().items()}
-    files = _spliced(texts)
-    _write(copy, files, texts)
+    copy = home(folder)
+    texts = remembered(copy)
+    texts |= {target: own_text.text_of(target, entry) for target, entry in plug.entries().items()}
+    _write(copy, _spliced(texts), texts)
     cards.show(_card(copy, texts))
     return copy
 
 
+def home(folder: str | Path | None = None) -> Path:
+    """Return where the copy lies or would lie: in a folder, else the workspace, else here."""
+    log = progress.path()
+    above = Path(folder) if folder is not None else (log.parent if log else Path.cwd())
+    return above.resolve() / NAME
+
+
+def forget(target: str) -> bool:
+    """Put the reference back in the copy for one target; tells whether it was the learner's."""
+    copy = home()
+    texts = remembered(copy)
+    if texts.pop(target, None) is None:
+        return False
+    _write(copy, _spliced(texts), texts)
+    return True
+
+
 # Phase 1: remember.
+
+
+def remembered(copy: Path) -> dict[str, own_text.Text]:
+    """Return the learner's texts in a copy, by target.
+
+    Raises:
+        UsageError: a file in it was edited by hand, or its memory cannot be read.
+    """
+    memory = _remembered(copy)
+    _refuse_edits(copy, memory["files"])
+    return {target: _from_json(entry) for target, entry in memory["functions"].items()}
 
 
 def _remembered(copy: Path) -> dict[str, Any]:
@@ -84,8 +93,8 @@ def _remembered(copy: Path) -> dict[str, Any]:
         ) from None
 
 
-def _from_json(entry: dict[str, Any]) -> Text:
-    return Text(entry["source"], tuple(entry["helpers"]), bool(entry["verified"]))
+def _from_json(entry: dict[str, Any]) -> own_text.Text:
+    return own_text.Text(entry["source"], tuple(entry["helpers"]), bool(entry["verified"]))
 
 
 def _digest(text: str) -> str:
@@ -103,75 +112,12 @@ def _refuse_edits(copy: Path, files: dict[str, str]) -> None:
             )
 
 
-# Phase 2: the learner's texts.
+# Phase 2: splice.
 
 
-def text_of(target: str, entry: plug.Plugged) -> Text:
-    """Return the text of what is plugged in for a target, and of what it needs."""
-    name = target.partition(":")[2]
-    source = _source(entry.written, target)
-    defined = getattr(entry.written, "__name__", name)
-    if defined != name:
-        source = source.replace(f"def {defined}(", f"def {name}(", 1)
-    module = exercise.target_module(target)
-    return Text(source, tuple(_helpers(entry.written, vars(module), {name})), entry.verified)
-
-
-def _source(thing: Callable[..., Any], target: str) -> str:
-    try:
-        source = textwrap.dedent(_written(thing)).strip()
-        body = ast.parse(source).body
-    except (OSError, TypeError, SyntaxError):
-        body, source = [], ""
-    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.ClassDef):
-        raise UsageError(
-            f"the text of your {target.partition(':')[2]} cannot be found: define it with `def` "
-            "in a cell of its own, and run its check again"
-        )
-    return source
-
-
-def _written(thing: Any) -> str:
-    """Return the text of a function, or of a class: of one in a cell inspect knows no file."""
-    code = plug.code_of(thing)
-    if not isinstance(thing, type) or code is None:
-        return inspect.getsource(thing)
-    text = "".join(linecache.getlines(code.co_filename))
-    nodes = [n for n in ast.parse(text).body if getattr(n, "name", "") == thing.__name__]
-    return (ast.get_source_segment(text, nodes[-1]) or "") if nodes else ""
-
-
-def _helpers(thing: Any, module: dict[str, Any], seen: set[str]) -> Iterator[str]:
-    """Yield the text of whatever a function uses that only the notebook has."""
-    if not isinstance(thing, types.FunctionType):
-        return
-    for name in sorted(_names(thing.__code__)):
-        known = name in module or hasattr(builtins, name) or name in seen
-        value = thing.__globals__.get(name)
-        if known or value is None:
-            continue
-        seen.add(name)
-        if isinstance(value, types.ModuleType):
-            yield f"import {value.__name__} as {name}"
-        elif isinstance(value, types.FunctionType) and value.__module__ == thing.__module__:
-            yield from _helpers(value, module, seen)
-            yield _source(value, f"helper:{name}")
-        elif getattr(value, "__module__", None) in sys.modules:
-            yield f"from {value.__module__} import {value.__name__} as {name}"
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that a function looks up, its inner functions included."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
-
-
-# Phase 3: splice.
-
-
-def _spliced(texts: dict[str, Text]) -> dict[str, str]:
+def _spliced(texts: dict[str, own_text.Text]) -> dict[str, str]:
     """Return every Python file of the copy as text, by its path in the package."""
-    found: dict[str, dict[str, Text]] = {}
+    found: dict[str, dict[str, own_text.Text]] = {}
     for target, text in texts.items():
         module, _, name = target.partition(":")
         path = module.partition(".")[2].replace(".", "/") + ".py"
@@ -183,29 +129,59 @@ def _spliced(texts: dict[str, Text]) -> dict[str, str]:
     return files
 
 
-def splice(source: str, texts: dict[str, Text]) -> str:
-    """Return a module's text with some functions replaced, and a comment that says which."""
-    tree, lines = ast.parse(source), source.splitlines()
-    nodes = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    names = {node.name for node in nodes}
+def splice(source: str, texts: dict[str, own_text.Text]) -> str:
+    """Return a module's text with some functions replaced, and a comment that says which.
+
+    Args:
+        source: the module's text.
+        texts: by the name of a function or class, or of a method as "Zero1.reduce".
+    """
+    nodes = _definitions(ast.parse(source))
     for name in texts:
-        if name not in names:
+        if name not in nodes:
             raise UsageError(f"the package has no {name} any more: delete {NAME} and start anew")
-    for node in reversed(nodes):
-        if node.name in texts:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
-            text = texts[node.name]
-            new = "\n\n\n".join([*text.helpers, text.source])
-            lines[first : node.end_lineno] = new.splitlines()
+    lines = source.splitlines()
+    for owner in sorted(owners_of(texts), key=lambda one: nodes[one].lineno, reverse=True):
+        _replace(lines, nodes, owner, texts)
     return "\n".join([_header(nodes, texts), *lines, ""])
 
 
-def _header(nodes: list[ast.FunctionDef | ast.ClassDef], texts: dict[str, Text]) -> str:
+def owners_of(texts: Iterable[str]) -> set[str]:
+    """Return the functions and classes that names stand for or stand in."""
+    return {name.partition(".")[0] for name in texts}
+
+
+def _replace(
+    lines: list[str], nodes: dict[str, Any], owner: str, texts: dict[str, own_text.Text]
+) -> None:
+    """Replace one function or class, or some methods of a class, from the last to the first."""
+    inside = [owner] if owner in texts else [n for n in texts if n.startswith(f"{owner}.")]
+    for name in sorted(inside, key=lambda one: nodes[one].lineno, reverse=True):
+        new = textwrap.indent(texts[name].source, " " * nodes[name].col_offset)
+        lines[own_text.first_line(nodes[name]) : nodes[name].end_lineno] = new.splitlines()
+    helpers = dict.fromkeys(helper for name in inside for helper in texts[name].helpers)
+    start = own_text.first_line(nodes[owner])
+    lines[start:start] = "\n\n\n".join([*helpers, ""]).splitlines()
+
+
+def _definitions(tree: ast.Module) -> dict[str, Any]:
+    """Return a module's functions and classes by name, methods as "Class.method"."""
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        if isinstance(node, ast.ClassDef):
+            methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+            found |= {f"{node.name}.{one.name}": one for one in methods}
+    return found
+
+
+def _header(nodes: Iterable[str], texts: dict[str, own_text.Text]) -> str:
     """Return the comment at the top of a file of the copy."""
     if not texts:
         return f"# {NAME}: all of this file is the reference."
     yours = [n + ("" if texts[n].verified else " (unverified)") for n in sorted(texts)]
-    rest = [node.name for node in nodes if node.name not in texts]
+    rest = [name for name in nodes if "." not in name and name not in texts]
     wrap = {"width": 96, "initial_indent": "# ", "subsequent_indent": "#     "}
     return "\n".join(
         [
@@ -215,10 +191,10 @@ def _header(nodes: list[ast.FunctionDef | ast.ClassDef], texts: dict[str, Text])
     )
 
 
-# Phase 4: write.
+# Phase 3: write.
 
 
-def _write(copy: Path, files: dict[str, str], texts: dict[str, Text]) -> None:
+def _write(copy: Path, files: dict[str, str], texts: dict[str, own_text.Text]) -> None:
     """Write the copy beside its place and move it there whole."""
     fresh = copy.with_name(f".{NAME}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -235,7 +211,7 @@ def _write(copy: Path, files: dict[str, str], texts: dict[str, Text]) -> None:
     fresh.rename(copy)
 
 
-def _card(copy: Path, texts: dict[str, Text]) -> Card:
+def _card(copy: Path, texts: dict[str, own_text.Text]) -> Card:
     names = [
         target.replace(":", ".").partition(".")[2] + ("" if text.verified else " (unverified)")
         for target, text in sorted(texts.items())

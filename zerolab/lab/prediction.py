@@ -74,13 +74,13 @@ def find(prediction_id: str) -> Prediction:
     """Return the prediction with this id.
 
     Raises:
-        UsageError: there is none; the message lists those there are.
+        UsageError: there is none; the message names the nearest.
     """
     known = {prediction.id: prediction for prediction in every()}
     if prediction_id not in known:
-        raise UsageError(
-            f"prediction {prediction_id!r} is unknown; use one of {', '.join(map(repr, known))}"
-        )
+        names = {one: f"in {found.unit}" for one, found in known.items()}
+        near = exercise.nearest(prediction_id, names)
+        raise UsageError(f"prediction {prediction_id!r} is unknown; {near}")
     return known[prediction_id]
 
 

@@ -6,10 +6,13 @@ nothing is written. course/PROGRESS.md explains it to learners and teachers.
 
 A line has `time` (seconds since 1970, UTC) and `event`, and with each event:
 
-    attempt     exercise, outcome, mutant (the known wrong answer it equals, or "")
+    attempt     exercise, outcome, mutant (the known wrong answer it equals, or ""); of one that
+                could not be checked on this machine also reason
     hint        exercise, number (one above the last hint: the solution was shown)
+    skip        exercise
     prediction  exercise, predicted, measured
     hunt        exercise, mutant (the bug), named (the mutant whose belief was named), outcome
+                (UNATTEMPTED: named, and not mended yet)
     quiz        chapter, question, kind, difficulty, answer (positions in the bank's order, or
                 text), outcome, score (0 to 1), tries, misconceptions
 
@@ -76,11 +79,13 @@ def path() -> Path | None:
 
 def note_attempt(report: Report) -> None:
     """Write down how an attempt ended."""
+    why = {"reason": report.message} if report.outcome is Outcome.SKIPPED else {}
     record(
         "attempt",
         exercise=report.exercise,
         outcome=report.outcome.value,
         mutant=report.mutant,
+        **why,
     )
 
 

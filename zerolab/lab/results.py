@@ -28,6 +28,7 @@ class Result:
     outcome: str
     time: float  # seconds since 1970
     hardware: str
+    message: str = ""  # what was wrong, or why it was skipped
 
 
 def hardware(world: str) -> str:
@@ -64,7 +65,8 @@ def latest(workspace: Path, chapter: str) -> dict[tuple[str, str], Result]:
             continue
         for row in entry["exercises"]:
             key = (row["id"], entry["world"])
-            found[key] = Result(*key, row["outcome"], entry["time"], entry["hardware"])
+            facts = (row["outcome"], entry["time"], entry["hardware"], row.get("message", ""))
+            found[key] = Result(*key, *facts)
     return found
 
 

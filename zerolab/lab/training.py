@@ -16,7 +16,8 @@ import torch
 from .. import comm, data, device, engine, gpt
 from ..errors import UsageError
 from ..records import Records
-from . import cards, live
+from . import cards, live, whose
+from .evidence import home
 
 DEFAULT_WORLD_SIZE = 4
 
@@ -38,6 +39,7 @@ class Job:
             "train_micro_batch_size_per_gpu": self.micro_batch_size,
             "zero_optimization": {"stage": self.stage},
             "bf16": {"enabled": self.dtype == "bf16"},
+            "fp16": {"enabled": self.dtype == "fp16"},
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         }
 
@@ -67,7 +69,7 @@ def train_rank(job: Job) -> None:
         torch.manual_seed(job.seed)
         shape = gpt.preset(job.model)
         with device.in_phase("init"):
-            model = gpt.GPT(shape)
+            model = gpt.GPT(shape).to(home())
         trainer, *_ = engine.initialize(model=model, config=job.config())
         batches = data.batches(
             data.load_text(),
@@ -79,7 +81,7 @@ def train_rank(job: Job) -> None:
         )
         for _ in range(job.steps):
             first_call = len(comm.records().collectives)
-            tokens, targets = next(batches)
+            tokens, targets = (part.to(home()) for part in next(batches))
             loss = trainer(tokens, targets)
             trainer.backward(loss)
             rank.losses.append(float(loss.detach()))
@@ -94,7 +96,7 @@ def train_rank(job: Job) -> None:
 def _introduce(rank: Rank) -> None:
     gpu = device.current()
     if comm.get_world() == "lockstep" and gpu is not None:
-        comm.report(live.Started(rank.rank, gpu))
+        comm.report(live.Started(rank.rank, gpu, rank.losses))
 
 
 def _hand_in(rank: Rank) -> None:
@@ -125,6 +127,7 @@ class Training:
     capacity: int | None
     ranks: list[Rank]
     error: Exception | None
+    running: str = ""  # whose code it ran on
 
     @property
     def fits(self) -> bool:
@@ -162,11 +165,19 @@ class Training:
             kind = type(self.error)
             home = "torch." if kind is torch.OutOfMemoryError else ""
             message = f"{home}{kind.__name__}: {self.error}"
-            return cards.Card("--jp-error-color1", f"{heading}: stopped", message)
+            stopped = f"{heading}: stopped"
+            return cards.Card("--jp-error-color1", stopped, message, footer=self.running)
         losses = "  ".join(f"{loss:.4f}" for loss in self.losses)
         rows = (cards.Row("at most", f"{device.format_bytes(self.peak_bytes)} on one GPU"),)
         rows += (cards.Row("losses", losses, code=True),)
-        return cards.Card("--jp-success-color1", f"{heading}: trained", rows=rows)
+        trained = f"{heading}: trained"
+        return cards.Card("--jp-success-color1", trained, rows=rows, footer=self.running)
+
+    def engine_map(self) -> dict[str, Any]:
+        """Return the functions that a step of this stage calls now, for `EngineMap`."""
+        from . import engine_pieces  # which traces a run, and so stands on this module
+
+        return engine_pieces.engine_map(stage=self.job.stage)
 
     def __repr__(self) -> str:
         return repr(self.card())
@@ -199,7 +210,7 @@ def train(
         gpu_memory: capacity of each GPU, such as "160MiB"; None for no limit.
         steps: optimizer steps.
         model: a preset of `zerolab.gpt`.
-        dtype: "bf16" or "fp32".
+        dtype: "bf16", "fp16" or "fp32".
         micro_batch_size: samples a rank and step.
         watch: a picture to draw while the ranks run.
 
@@ -214,14 +225,20 @@ def train(
     if watch is None:
         return _run(job, capacity, lambda news: None)
     watch.capacity = capacity or 0
-    with live.shown(watch), live.redrawn(watch, world_size()) as started:
-        training = _run(job, capacity, started)
-        watch.finish(
-            [rank.records for rank in training.ranks],
-            training.failed_rank,
-            str(training.error or "").split(" Of the allocated")[0],
-        )
+    with live.shown(watch):
+        with live.redrawn(watch, world_size()) as started:
+            training = _run(job, capacity, started)
+        _draw_end(watch, training)  # nobody redraws any more
     return training
+
+
+def _draw_end(watch: live.Picture, training: Training) -> None:
+    """Draw the run as it ended."""
+    records = [rank.records for rank in training.ranks]
+    if isinstance(watch, live.Dashboard):
+        watch.advance([rank.losses for rank in training.ranks], records)
+    message = str(training.error or "").split(" Of the allocated")[0]
+    watch.finish(records, training.failed_rank, message)
 
 
 def make_job(stage: int, steps: int, model: str, dtype: str, micro_batch_size: int = 1) -> Job:
@@ -231,8 +248,8 @@ def make_job(stage: int, steps: int, model: str, dtype: str, micro_batch_size: i
         UsageError: a value cannot work.
     """
     gpt.preset(model)
-    if dtype not in ("bf16", "fp32"):
-        raise UsageError(f'dtype {dtype!r} is unknown; give "bf16" or "fp32"')
+    if dtype not in ("bf16", "fp16", "fp32"):
+        raise UsageError(f'dtype {dtype!r} is unknown; give "bf16", "fp16" or "fp32"')
     if stage not in (0, 1, 2, 3):
         raise UsageError(f"stage {stage!r} is no ZeRO stage; give 0, 1, 2 or 3")
     if steps < 1:
@@ -251,8 +268,9 @@ def _run(job: Job, capacity: int | None, started: Callable[[live.Started], None]
             started(news)
 
     error: Exception | None = None
+    ran_on = whose.of_training()
     try:
         comm.run(train_rank, world_size(), gpu_memory=capacity, args=(job,), on_report=receive)
     except Exception as failure:
         error = failure.with_traceback(None)  # its frames hold the tensors of the run
-    return Training(job, capacity, [ranks[rank] for rank in sorted(ranks)], error)
+    return Training(job, capacity, [ranks[rank] for rank in sorted(ranks)], error, ran_on)

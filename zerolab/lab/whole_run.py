@@ -6,8 +6,9 @@ decides anything. Whether an exercise passed is read from the log that its `lab.
 this very run, never from a cell that merely raised nothing. Phases: copy, run, read the log and
 pytest's report, put the rows together.
 
-`ZEROLAB_WORLD` decides where the notebook's own runs train: on threads, on gloo or on nccl ranks.
-The evidence inside `lab.check` always comes from lockstep ranks, in every world the same.
+`ZEROLAB_WORLD` decides where the notebook's own runs train and where the evidence inside
+`lab.check` comes from: threads, gloo or nccl ranks. An exercise that needs more GPUs than there
+are is skipped, with the reason; that is no failure, and no pass either.
 """
 
 import itertools
@@ -30,7 +31,7 @@ from .exercise import Exercise
 
 WORLDS = ("lockstep", "gloo", "nccl")
 CELL_SECONDS = 300
-PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
+PASSED, FAILED, NOT_ATTEMPTED, SKIPPED = "passed", "failed", "not attempted", "skipped"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -40,8 +41,8 @@ class Row:
 
     id: str
     name: str
-    outcome: str  # PASSED, FAILED or NOT_ATTEMPTED
-    message: str = ""  # what is wrong
+    outcome: str  # PASSED, FAILED, NOT_ATTEMPTED or SKIPPED
+    message: str = ""  # what is wrong, or why it was skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class WholeRun:
 
     @property
     def passed(self) -> bool:
-        """Whether every exercise passed and every other cell of the course ran."""
-        return not self.failures and all(row.outcome == PASSED for row in self.rows)
+        """Whether no exercise is open or wrong, and every other cell of the course ran."""
+        return not self.failures and all(row.outcome in (PASSED, SKIPPED) for row in self.rows)
 
 
 def run(chapter: str, notebook: Path, world: str, course: Path) -> WholeRun:
@@ -173,14 +174,13 @@ def _row(
 ) -> Row:
     """Say how one exercise ended: by the last check in the log, else by what its cell raised."""
     said = [t for cell, t in zip(cells, reports, strict=True) if checks(cell, found)]
-    outcomes = [
-        entry.get("outcome")
-        for entry in entries
-        if entry["event"] == "attempt" and entry.get("exercise") == found.id
-    ]
+    checked = [e for e in entries if e["event"] == "attempt" and e.get("exercise") == found.id]
+    outcomes = [entry.get("outcome") for entry in checked]
     raised = next((text for text in reversed(said) if text), "")
     if outcomes and outcomes[-1] == "PASS":
         return Row(found.id, found.name, PASSED)
+    if outcomes and outcomes[-1] == "SKIPPED":
+        return Row(found.id, found.name, SKIPPED, str(checked[-1].get("reason", "")))
     if outcomes and outcomes[-1] == "UNATTEMPTED":
         return Row(found.id, found.name, NOT_ATTEMPTED)
     if outcomes or raised:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import comm, device, engine, gpt
+from ... import device, engine, gpt
 from ...sim import states
+from .. import evidence
 from ..exercise import Exercise, Mutant
 from ..outcome import Wrong
 
@@ -58,7 +59,7 @@ def _is_as_long(value: Any) -> bool:
 
 
 def _held_rank(stage: int) -> dict[str, int]:
-    model = nn.Linear(16, NUMEL // 16, bias=False)
+    model = nn.Linear(16, NUMEL // 16, bias=False).to(evidence.home())
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": stage},
@@ -67,7 +68,8 @@ def _held_rank(stage: int) -> dict[str, int]:
     }
     trainer, *_ = engine.initialize(model=model, config=config)
     for _ in range(2):  # Adam's averages are there from the end of the first step on
-        trainer.backward(trainer(torch.ones(1, 16, dtype=torch.bfloat16)).float().sum())
+        ones = torch.ones(1, 16, dtype=torch.bfloat16, device=evidence.home())
+        trainer.backward(trainer(ones).float().sum())
         trainer.step()
     held = trainer.state_bytes()
     trainer.close()
@@ -78,7 +80,7 @@ def _held_rank(stage: int) -> dict[str, int]:
 @cache
 def held(stage: int) -> dict[str, int]:
     """Return the bytes of states on one of four ranks: 256 parameters, bf16, AdamW."""
-    return comm.run(_held_rank, WORLD_SIZE, "lockstep", args=(stage,))[0]
+    return evidence.run(_held_rank, WORLD_SIZE, stage)[0]
 
 
 @cache
