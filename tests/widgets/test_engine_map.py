@@ -105,7 +105,9 @@ def test_script_lights_yours_and_tells_of_a_choice(draw, keep, dark):
     write_shard_bounds()
     picture = EngineMap(lab.engine_map(stage=3))
     page = draw("engine_map", picture, dark=dark)
-    assert page.locator(".zl-piece").count() == len(picture.pieces)
+    shown = [piece for piece in picture.pieces if not piece["helper"]]
+    assert page.locator(".zl-piece").count() == len(shown) < len(picture.pieces)
+    keep(page, f"engine_map_whole_{'dark' if dark else 'light'}")
     assert page.locator(".zl-yours").count() == sum(p["yours"] for p in picture.pieces)
     page.get_by_role("button", name="shard_bounds, yours").first.click()
     chosen = page.evaluate("window.model.get('selected')")
@@ -114,3 +116,5 @@ def test_script_lights_yours_and_tells_of_a_choice(draw, keep, dark):
     page.keyboard.press("ArrowDown")
     assert page.evaluate("window.model.get('selected')") > chosen
     assert page.evaluate("document.activeElement.className").startswith("zl-piece")
+    page.get_by_role("button", name="helpers").click()
+    assert page.locator(".zl-piece").count() == len(picture.pieces)

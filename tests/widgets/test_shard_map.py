@@ -112,7 +112,7 @@ def test_script_tells_of_what_is_pointed_at_and_chosen(draw, keep, dark):
     assert page.locator(".zl-cuts").count() == 2
     page.get_by_text("a.bias").hover()
     assert page.locator(".zl-said").inner_text().startswith("a.bias (2) takes elements 6 to 7.")
-    page.get_by_text("rank 2").click()
+    page.get_by_text("rank 2", exact=True).click()
     assert page.evaluate("window.model.get('selected')") == [0, "shard", 2]
     assert page.locator(".zl-related").count() == 2
     keep(page, f"shard_map_{'dark' if dark else 'light'}")

@@ -20,6 +20,12 @@ MODULES = (
     "comm comm.ring flat bucket sharded_param units optim precision reducing ddp zero1 zero2 turns "
     "watching unit_sharding zero3 gathering"
 ).split()
+# What a reader needs first; the rest is a button away. What is the learner's is always shown.
+HEART = set("comm comm.ring flat bucket optim reducing ddp zero1 zero2 turns zero3".split())
+HELPERS = set(
+    "__init__ adopt after_model before_backward before_model begin_backward end_micro_step "
+    "grad_dtype kind_of_mean outgoing owned owned_range receive_all".split()
+)
 KEYS = {"module", "name", "moment", "does", "yours", "calls", "moved"}
 Piece = Mapping[str, Any]
 
@@ -41,6 +47,7 @@ class EngineMap(picture.Picture):
     moments = traitlets.List().tag(sync=True)
     modules = traitlets.List().tag(sync=True)
     pieces = traitlets.List().tag(sync=True)  # one dict a function and moment, see `piece_state`
+    helpers = traitlets.Bool(False).tag(sync=True)  # whether helpers are shown too
     selected = traitlets.Int(-1).tag(sync=True)  # position in `pieces`, -1 for none
 
     def __init__(self, run: Any = None) -> None:
@@ -57,7 +64,7 @@ class EngineMap(picture.Picture):
         """Return the map as a table; what is the learner's says so."""
         rows = [
             [module, *(self._cell(module, moment) for moment in self.moments)]
-            for module in self.modules
+            for module in dict.fromkeys(p["module"] for p in self.pieces if not p["helper"])
         ]
         table = picture.table(["", *self.moments], rows) if rows else ""
         return picture.paragraph(self.finding) + table
@@ -66,7 +73,7 @@ class EngineMap(picture.Picture):
         return ", ".join(
             f"{piece['short']} (yours)" if piece["yours"] else piece["short"]
             for piece in self.pieces
-            if (piece["module"], piece["moment"]) == (module, moment)
+            if (piece["module"], piece["moment"]) == (module, moment) and not piece["helper"]
         )
 
 
@@ -107,8 +114,15 @@ def piece_state(piece: Piece) -> dict[str, Any]:
         "moment": piece["moment"],
         "short": piece["name"].rpartition(".")[2],
         "yours": bool(piece["yours"]),
+        "helper": is_helper(piece),
         "says": says(piece),
     }
+
+
+def is_helper(piece: Piece) -> bool:
+    """Tell whether a piece may stay out of the way: the package's own, and of small interest."""
+    known = piece["module"] in HEART and piece["name"].rpartition(".")[2] not in HELPERS
+    return not piece["yours"] and not known
 
 
 def says(piece: Piece) -> str:

@@ -12,29 +12,38 @@ function heldAt(model, at) {
   return held;
 }
 
+// Whose parts a chunk can hold: everybody's, or in a gather its owner's alone.
+function partsOf(model, chunk) {
+  const all = model.get("ranks").map((style, who) => ({ ...style, who }));
+  return all.filter(({ who }) => (model.get("whole")[chunk] >> who) & 1);
+}
+
 function geometry(model) {
   const ranks = model.get("world_size");
   const chunks = model.get("whole").length;
-  const perRow = ranks > 4 ? Math.ceil(ranks / 2) : ranks;
-  const cell = Math.max(perRow * 15 + 12, Math.min(190, 560 / chunks));
+  const parts = partsOf(model, 0).length;
+  const perRow = parts > 4 ? Math.ceil(parts / 2) : parts;
+  const cell = Math.max(perRow * 16 + 12, Math.min(150, 560 / chunks));
+  const pip = Math.min(parts > 4 ? 17 : 30, (cell - 12) / perRow);
   const box = { x: (c) => LEFT + c * (cell + 34), y: (r) => TOP + r * ROW, width: cell, height: 44 };
-  box.total = [LEFT + chunks * (cell + 34), TOP + ranks * ROW + 4];
-  box.perRow = perRow;
-  return box;
+  const total = [LEFT + chunks * (cell + 34), TOP + ranks * ROW + 4];
+  return { ...box, total, perRow, pip, rows: Math.ceil(parts / perRow) };
 }
 
 function drawPips(model, group, box, chunk, rank, held, before) {
-  const styles = model.get("ranks");
-  styles.forEach((style, who) => {
-    const x = box.x(chunk) + 7 + (who % box.perRow) * 15;
-    const y = box.y(rank) + (styles.length > 4 ? 7 : 15) + Math.floor(who / box.perRow) * 16;
-    const has = (held >> who) & 1;
-    const pip = shape("rect", group, { x, y, width: 13, height: 14, rx: 2 });
-    if (!has) return pip.setAttribute("class", "zl-none");
-    pip.setAttribute("fill", style.fill);
-    if (!((before >> who) & 1)) pip.setAttribute("class", "zl-new");
-    const at = { x: x + 6.5, y: y + 11, class: "zl-pip-text", fill: style.ink };
-    shape("text", group, at, String(who));
+  const { perRow, pip, rows } = box;
+  const left = box.x(chunk) + (box.width - perRow * pip) / 2;
+  const top = box.y(rank) + (box.height - rows * pip) / 2;
+  partsOf(model, chunk).forEach((part, number) => {
+    const x = left + (number % perRow) * pip + 1;
+    const y = top + Math.floor(number / perRow) * pip + 1;
+    const size = { width: pip - 2, height: pip - 2, rx: 2 };
+    const node = shape("rect", group, { x, y, ...size });
+    if (!((held >> part.who) & 1)) return node.setAttribute("class", "zl-none");
+    node.setAttribute("fill", part.fill);
+    if (!((before >> part.who) & 1)) node.setAttribute("class", "zl-new");
+    const at = { x: x + pip / 2 - 1, y: y + pip / 2 + 3, class: "zl-pip-text", fill: part.ink };
+    shape("text", group, at, String(part.who));
   });
 }
 

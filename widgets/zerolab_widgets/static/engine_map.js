@@ -5,7 +5,7 @@ function drawPiece(model, cell, piece, index) {
   const node = make("button", piece.yours ? "zl-piece zl-yours" : "zl-piece", cell, piece.short);
   node.type = "button";
   node.dataset.index = index;
-  node.tabIndex = index === Math.max(model.get("selected"), 0) ? 0 : -1;
+  node.tabIndex = index === model.get("selected") ? 0 : -1;
   node.setAttribute("aria-pressed", String(index === model.get("selected")));
   node.setAttribute("aria-label", `${piece.short}, ${piece.yours ? "yours" : "of the package"}`);
 }
@@ -19,20 +19,28 @@ function drawEngine(model, ui) {
   make("td", "zl-corner", head);
   for (const moment of model.get("moments")) make("th", "", head, moment).scope = "col";
   const body = make("tbody", "", ui.table);
+  const shown = (piece) => model.get("helpers") || !piece.helper;
   for (const module of model.get("modules")) {
+    if (!model.get("pieces").some((piece) => piece.module === module && shown(piece))) continue;
     const row = make("tr", "", body);
     make("th", "", row, module).scope = "row";
     for (const moment of model.get("moments")) {
       const cell = make("td", "", row);
       model.get("pieces").forEach((piece, index) => {
-        if (piece.module === module && piece.moment === moment) {
+        if (piece.module === module && piece.moment === moment && shown(piece)) {
           drawPiece(model, cell, piece, index);
         }
       });
     }
   }
   ui.said.textContent = model.get("pieces")[model.get("selected")]?.says ?? PIECE_HINT;
-  if (held) ui.table.querySelector('[tabindex="0"]')?.focus();
+  const chosen = ui.table.querySelector('[tabindex="0"]');
+  if (held) chosen?.focus();
+  if (!chosen) ui.table.querySelector(".zl-piece")?.setAttribute("tabindex", "0");
+  const helpers = model.get("pieces").filter((piece) => piece.helper).length;
+  ui.more.hidden = !helpers;
+  ui.more.textContent = `helpers (${helpers})`;
+  ui.more.setAttribute("aria-pressed", String(model.get("helpers")));
 }
 
 // Up and down in a column of the table; left and right to the nearest function beside.
@@ -54,6 +62,8 @@ function besides(ui, node, key) {
 function renderEngine({ model, el }) {
   const ui = panel(el, "zl-engine");
   ui.table = make("table", "", ui.stage);
+  ui.more = button(ui.root, "", "", () => choose(model, "helpers", !model.get("helpers")));
+  ui.root.insertBefore(ui.more, ui.said);
   const pieceOf = (event) => event.target.closest(".zl-piece");
   ui.table.addEventListener("click", (event) => {
     if (pieceOf(event)) choose(model, "selected", Number(pieceOf(event).dataset.index));
@@ -66,6 +76,6 @@ function renderEngine({ model, el }) {
     next.focus();
     choose(model, "selected", Number(next.dataset.index));
   });
-  const fields = ["pieces", "selected", "finding", "theme"];
+  const fields = ["pieces", "selected", "helpers", "finding", "theme"];
   return redrawOn(model, fields, () => drawEngine(model, ui));
 }

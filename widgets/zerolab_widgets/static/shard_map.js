@@ -124,7 +124,11 @@ function renderMap({ model, el }) {
   ui.stage.addEventListener("click", (event) => {
     if (boxOf(event)) choose(model, "selected", placeOf(boxOf(event)));
   });
-  ui.stage.addEventListener("pointerover", (event) => {
+  let pointed = "";
+  ui.stage.addEventListener("pointermove", (event) => {
+    const here = `${event.clientX} ${event.clientY}`;
+    if (here === pointed) return; // what moved is the picture, not the pointer
+    pointed = here;
     const place = boxOf(event) ? placeOf(boxOf(event)) : model.get("selected");
     ui.said.textContent = sayingOf(model, place);
   });
