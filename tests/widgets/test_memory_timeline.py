@@ -10,7 +10,7 @@ from zerolab import lab
 from zerolab.errors import UsageError
 from zerolab.records import KINDS, Records
 from zerolab_widgets import MemoryTimeline, curves
-from zerolab_widgets.curves import changes, chart_of, kept_events, runs_of
+from zerolab_widgets.curves import changes, chart_of, kept_events, runs_of, shortest
 from zerolab_widgets.runs import Run, run_of
 
 
@@ -125,6 +125,7 @@ def test_what_is_no_run_is_refused(nonsense):
 
 def test_rows_are_sent_as_changes_and_runs():
     assert changes([4, 4, 7, 7, 4]) == [[0, 4], [2, 7], [4, 4]]
+    assert shortest([4, 4, 7, 7, 4]) == [4, 4, 7, 7, 4] and shortest([4] * 9) == [[0, 4]]
     assert runs_of(["a", "a", "b"]) == [["a", 0, 1], ["b", 2, 2]]
 
 

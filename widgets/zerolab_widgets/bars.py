@@ -51,7 +51,7 @@ def in_order(by_kind: dict[str, int]) -> dict[str, int]:
 
 def mib(size: int) -> str:
     """Return a size as text: "61.8 MiB", "12 KiB" where that would say 0.0, "80.0 GiB"."""
-    if size >= 10 * GIB:
+    if size >= GIB:
         return f"{size / GIB:.1f} GiB"
     if size >= MIB / 10:
         return f"{size / MIB:.1f} MiB"

@@ -10,6 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from zerolab.records import MemoryEvent, Records
@@ -19,7 +20,7 @@ from .runs import Run
 from .theme import KINDS as KIND_STYLES
 
 MOMENTS = 200
-STATE_BYTES = 34_000  # of JSON; the scripts and the theme take the rest of 50 KB
+STATE_BYTES = 17_000  # of JSON; the scripts and the theme take the rest of 50 KB
 MANY_MARKS = 24
 
 
@@ -151,12 +152,14 @@ class Chart:
     moments: int
 
     def as_state(self) -> dict[str, Any]:
-        """Return the chart as the script wants it: sizes in KiB, equal ones in a row once."""
+        """Return the chart as the script wants it: event numbers as steps, rows made short."""
         return {
             "moments": self.moments,
             "births": self.births,
             "ranks": [
-                vars(curve) | {"sizes": {kind: changes(row) for kind, row in curve.sizes.items()}}
+                vars(curve)
+                | {"at": [b - a for a, b in pairwise([0, *curve.at])]}
+                | {"sizes": {kind: shortest(row) for kind, row in curve.sizes.items()}}
                 for curve in self.curves
             ],
         }
@@ -180,6 +183,12 @@ def changes(row: Sequence[int]) -> list[list[int]]:
     return [[i, size] for i, size in enumerate(row) if i == 0 or size != row[i - 1]]
 
 
+def shortest(row: list[int]) -> list[Any]:
+    """Return a row as its changes, or as it is where it changes more often than not."""
+    changed = changes(row)
+    return changed if 2 * len(changed) < len(row) else row
+
+
 def chart_of(run: Run, count: int = MOMENTS, state_bytes: int = STATE_BYTES) -> Chart:
     """Return the chart of a run, with as many moments as fit into the bytes of its state."""
     longest = max((len(records.memory) for records in run.ranks), default=0)
@@ -187,7 +196,7 @@ def chart_of(run: Run, count: int = MOMENTS, state_bytes: int = STATE_BYTES) -> 
         births = Births()
         curves = [curve_of(records, longest, count, births) for records in run.ranks]
         chart = Chart(curves, births.table, min(count, longest))
-        size = len(json.dumps(chart.as_state(), separators=(",", ":")))
+        size = len(json.dumps(chart.as_state()))
         if size <= state_bytes or count <= 2:
             return chart
         count = max(2, int(count * 0.9 * state_bytes / size))

@@ -23,7 +23,7 @@ from zerolab.records import CollectiveEvent, Records
 from .bars import mib
 from .runs import Run
 
-STATE_BYTES = 30_000  # of JSON
+STATE_BYTES = 20_000  # of JSON
 MOST_PIECES = 160  # of a lane
 COPY_OPS = ("aten._to_copy", "aten.clone", "aten.copy_")
 LANES = ("compute", "communication", "copies")
@@ -234,7 +234,7 @@ def as_state(ranks: Sequence[RankStep], in_order: bool) -> dict[str, Any]:
     length = max((rank.length for rank in ranks), default=0.0)
     while True:
         state = _state(ranks, in_order, floor, length)
-        if len(json.dumps(state, separators=(",", ":"))) <= STATE_BYTES:
+        if len(json.dumps(state)) <= STATE_BYTES:
             return state
         floor = 2 * floor or max(length / 2000, 1e-6)
 

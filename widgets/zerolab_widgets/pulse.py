@@ -55,11 +55,12 @@ class Pulse:
 
     def read(self, ranks: Sequence[Records]) -> None:
         """Take in the steps that all ranks have done since the last time."""
-        if not self._read:
+        ends = [step_ends(records) for records in ranks]
+        steps = min(map(len, ends), default=0)
+        if steps and not self._read:
             self._read = [0] * len(ranks)
             self._until = [_beginning(records) for records in ranks]
-        ends = [step_ends(records) for records in ranks]
-        for step in range(len(self.shares), min(map(len, ends), default=0)):
+        for step in range(len(self.shares), steps):
             self._step(ranks, [each[step] for each in ends])
 
     def _step(self, ranks: Sequence[Records], ends: Sequence[float]) -> None:

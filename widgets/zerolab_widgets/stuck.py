@@ -76,7 +76,10 @@ def said(row: RankRow) -> str:
     where = f" at {row.where}" if row.where else ""
     call = call_text(row).removeprefix("after ")
     more = f": {row.detail}" if row.detail and row.state in ("raised", "died") else ""
-    return f"Rank {row.rank} {MEANINGS.get(row.state, row.state)} {call}{where}{more}."
+    did = f"{MEANINGS.get(row.state, row.state)} {call}"
+    if not row.op and row.state != "waiting":
+        did = f"{MEANINGS.get(row.state, row.state).removesuffix(', after')} before any collective"
+    return f"Rank {row.rank} {did}{where}{more}."
 
 
 def needs(rows: Sequence[RankRow], rank: int) -> str:
@@ -101,8 +104,9 @@ def finding(rows: Sequence[RankRow]) -> str:
         parts = [said(row).rstrip(".") for row in rows if row.rank in odd]
         verb = "waits" if len(waiting) == 1 else "wait"
         calls = " and ".join(sorted({call_text(row) for row in waiting}))
-        rest = f"; {_ranks([row.rank for row in waiting]).lower()} {verb} in {calls}"
-        return "; ".join(parts) + (rest if waiting else "") + "."
+        if waiting:
+            parts.append(f"{_ranks([row.rank for row in waiting]).lower()} {verb} in {calls}")
+        return "; ".join(parts) + "."
     if len({alike(row) for row in rows}) == 1 and waiting:
         return f"All {len(rows)} ranks wait in a {rows[0].op}, each for another: a circle."
     return f"{len(rows)} ranks, and no two groups of them make the same call."

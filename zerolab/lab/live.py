@@ -1,10 +1,10 @@
 """Chapter 0: a picture that is drawn while ranks run.
 
 Owns the thread that looks at the virtual GPUs ten times a second, and less often when drawing
-takes more than two percent of a core: that bounds what being watched can cost. It looks from
-outside. Only lockstep ranks can be looked at: they are threads of this process. The picture is
-any object with the two methods of `Picture`, or the three of `Dashboard`; the lab knows no
-widget.
+would take more than two percent of what the process computes: that bounds what being watched can
+cost. It looks from outside. Only lockstep ranks can be looked at: they are threads of this
+process. The picture is any object with the two methods of `Picture`, or the three of
+`Dashboard`; the lab knows no widget.
 """
 
 import threading
@@ -19,7 +19,7 @@ from ..records import Records
 from . import cards
 
 REDRAW_SECONDS = 0.1
-DRAWING_SHARE = 0.02  # of one core, at most
+DRAWING_SHARE = 0.02  # of the processor time of this process, at most
 
 
 class Picture(Protocol):
@@ -78,11 +78,13 @@ def redrawn(watch: Picture, world_size: int) -> Iterator[Callable[[Started], Non
     over = threading.Event()
 
     def redraw() -> None:
-        pause = REDRAW_SECONDS
-        while not over.wait(pause):
+        due = 0.0  # processor time of the process at which the next picture is paid for
+        while not over.wait(REDRAW_SECONDS):
+            if time.process_time() < due:
+                continue
             began = time.thread_time()
             look(watch, ranks)
-            pause = max(REDRAW_SECONDS, (time.thread_time() - began) / DRAWING_SHARE)
+            due = time.process_time() + (time.thread_time() - began) / DRAWING_SHARE
 
     thread = threading.Thread(target=redraw, name="memory picture", daemon=True)
     thread.start()

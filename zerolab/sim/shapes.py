@@ -1,7 +1,7 @@
 """Chapter 1: a shape for a number of parameters: who knows only Psi can still count activations.
 
-Owns no data. The depth is that of the preset next in size; the width is the multiple of 64 that
-comes nearest to Psi with it.
+Owns no data. Depth and width of a head are those of the preset next in size; as many heads as
+come nearest to Psi with them.
 """
 
 import math
@@ -9,8 +9,7 @@ import math
 from .. import gpt
 from ..errors import UsageError
 
-WIDTH_STEP = 64  # the width of a head, in most models
-MAX_WIDTH = 65536
+MOST_HEADS = 1024
 
 
 def shape_for(num_params: int, seq_len: int = 2048) -> gpt.GPTConfig:
@@ -23,10 +22,10 @@ def shape_for(num_params: int, seq_len: int = 2048) -> gpt.GPTConfig:
     if num_params < 1:
         raise UsageError(f"num_params {num_params} is below 1; give 1 or more")
     near = min(gpt.PRESETS.values(), key=lambda shape: _distance(shape, num_params))
-    widths = range(WIDTH_STEP, MAX_WIDTH + 1, WIDTH_STEP)
+    head = near.dim // near.num_heads
     shapes = (
-        gpt.GPTConfig(near.vocab_size, seq_len, dim, dim // WIDTH_STEP, near.num_layers)
-        for dim in widths
+        gpt.GPTConfig(near.vocab_size, seq_len, heads * head, heads, near.num_layers)
+        for heads in range(1, MOST_HEADS + 1)
     )
     return min(shapes, key=lambda shape: abs(gpt.num_params(shape) - num_params))
 

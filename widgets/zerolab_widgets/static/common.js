@@ -3,7 +3,7 @@ const MIB = 2 ** 20;
 const GIB = 2 ** 30;
 
 function mib(bytes) {
-  if (bytes >= 10 * GIB) return `${(bytes / GIB).toFixed(1)} GiB`;
+  if (bytes >= GIB) return `${(bytes / GIB).toFixed(1)} GiB`;
   if (bytes >= MIB / 10) return `${(bytes / MIB).toFixed(1)} MiB`;
   return bytes >= 1024 ? `${(bytes / 1024).toFixed(0)} KiB` : `${bytes} B`;
 }

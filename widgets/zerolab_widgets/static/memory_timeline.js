@@ -1,8 +1,9 @@
 // Chapter 1: the memory timeline: a strip a rank, and beside it the bar of the chosen moment.
-const STRIP = { width: 640, height: 92, band: 7 };
+const STRIP = { width: 640, inner: 632, height: 92, band: 7 };
 
-// Sizes come as [place, KiB] wherever they change; here as one number a moment, in bytes.
+// Sizes come in KiB, one a moment or as [place, KiB] wherever they change; here in bytes.
 function spread(pairs, length) {
+  if (typeof pairs[0] === "number") return pairs.map((size) => size * 1024);
   const row = new Array(length).fill(0);
   pairs.forEach(([place, size], i) => {
     const end = i + 1 < pairs.length ? pairs[i + 1][0] : length;
@@ -13,8 +14,10 @@ function spread(pairs, length) {
 
 function readRank(rank) {
   const length = rank.at.length;
+  let event = 0;
+  const at = rank.at.map((step) => (event += step));
   const rows = Object.entries(rank.sizes).map(([kind, pairs]) => [kind, spread(pairs, length)]);
-  return { ...rank, rows, length };
+  return { ...rank, at, rows, length };
 }
 
 const placeIn = (rank, moment) => Math.min(moment, rank.length - 1);
@@ -114,7 +117,7 @@ function drawStrip(model, ui, rank, index, scale) {
   const svg = shape("svg", row, { viewBox: `0 0 ${STRIP.width} ${height}`, class: "zl-strip" });
   svg.setAttribute("aria-hidden", "true");
   shape("rect", svg, { width: STRIP.width, height: STRIP.height, class: "zl-paper" });
-  const step = STRIP.width / Math.max(model.get("drawn").moments, 1);
+  const step = STRIP.inner / Math.max(model.get("drawn").moments, 1);
   if (rank.length) {
     paintAreas(svg, rank, patterns(svg, kinds), step, scale);
     paintBand(svg, rank, patterns(svg, lanes), lanes, step);
@@ -132,7 +135,8 @@ function dragOver(model, svg, index) {
   const choose = (event) => {
     const box = svg.getBoundingClientRect();
     const moments = model.get("drawn").moments;
-    const at = Math.floor(((event.clientX - box.left) / box.width) * moments);
+    const x = ((event.clientX - box.left) / box.width) * STRIP.width;
+    const at = Math.floor((x / STRIP.inner) * moments);
     model.set("rank", index);
     model.set("moment", Math.max(0, Math.min(moments - 1, at)));
     model.save_changes();

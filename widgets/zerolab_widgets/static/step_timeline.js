@@ -34,9 +34,9 @@ function drawPiece(model, svg, fills, piece, box, index) {
   const [, what, start, end, , text] = piece;
   const { lanes } = model.get("theme");
   const scale = STEP.width / (model.get("drawn").length || 1);
-  const width = Math.max((end - start) * scale, 1.5);
+  const width = Math.max((end - start) * scale, 2);
   const at = { x: start * scale, y: box.y, width, height: box.height, fill: fills[what] ?? fills.idle };
-  const node = shape("rect", svg, { ...at, class: "zl-piece" });
+  const node = shape("rect", svg, { ...at, class: width > 4 ? "zl-piece zl-wide" : "zl-piece" });
   node.dataset.piece = index;
   node.dataset.what = what;
   shape("title", node, {}, `${model.get("drawn").texts[text]} (${lanes[what]?.label ?? what})`);
