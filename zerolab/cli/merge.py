@@ -18,8 +18,8 @@ from ..errors import UsageError
 DEFAULT_MICRO_BATCH = 2
 DEFAULT_LR = 1e-3
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def merge(path: Path | None, flags: Flags, world_size: int) -> config_.Config:
         UsageError: a flag contradicts the file, or the result cannot run.
     """
     if flags.dtype is not None and flags.dtype not in DTYPES:
-        raise UsageError(f"dtype {flags.dtype!r} is unknown; give {' or '.join(DTYPES)}")
+        raise UsageError(f"dtype {flags.dtype!r} is unknown; give {', '.join(DTYPES)}")
     given = source.open_source({} if path is None else path)
     said = reading.read(given.raw)
     merged = given.raw
@@ -105,8 +105,11 @@ def _lay_dtype(merged: dict, said: reading.Reading, wanted: str | None, silent: 
     decided = says(said, "bf16", "enabled") or says(said, "fp16", "enabled")
     if wanted is not None and decided and wanted != written:
         _contradiction("--dtype", wanted, "bf16/fp16", written)
-    if not decided and (wanted == "bf16" or (wanted is None and silent)):
-        merged["bf16"] = {"enabled": True}
+    chosen = wanted or ("bf16" if silent else "fp32")
+    if not decided and chosen != "fp32":
+        block = merged.setdefault(said.spelled(chosen)[-1], {})
+        if isinstance(block, dict):
+            block["enabled"] = True
 
 
 def _lay_defaults(merged: dict, said: reading.Reading) -> None:

@@ -52,7 +52,9 @@ def train(  # noqa: PLR0913
         typer.Option(help="lockstep (threads), gloo or nccl (processes).", show_default="lockstep"),
     ] = None,
     model: Annotated[str, typer.Option(help="Preset, from gpt-nano to gpt-170b.")] = "gpt-10m",
-    dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.", show_default="bf16")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16.", show_default="bf16")
+    ] = None,
     steps: Annotated[int, typer.Option(parser=whole, metavar="N", help="Optimizer steps.")] = 20,
     data: Annotated[
         Path | None, typer.Option(help="Any file as training text.", show_default="a novel")

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-CHAPTERS = ("00", "01", "02", "03", "04", "05", "06")
+CHAPTERS = ("00", "01", "02", "03", "04", "05", "06", "07")
 Check = Callable[[Callable[..., Any]], Iterator[str]]
 PACKAGE = __name__.split(".")[0]  # "zerolab", or the name of a copy of it
 
