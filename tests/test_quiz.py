@@ -20,6 +20,7 @@ from zerolab.lab import (
     quiz_bank,
     quiz_expression,
     quiz_grade,
+    quiz_page,
     quiz_session,
     quiz_units,
     workspace,
@@ -94,6 +95,9 @@ def test_numeric_keys_are_computed_and_apart_from_their_traps(question):
         ("01-saving-of-stage-1", 16 / (4 + 12 / 8)),
         ("01-activations", 32 * (34 * 2048 * 4096 + 5 * 32 * 2048**2) / 1e9),
         ("01-fewest-gpus-for-100b", 16 * 100 / 80),
+        ("02-line-of-the-root", 7),
+        ("02-ring-sends", 14 * 2 * 7 / 8),
+        ("02-ring-or-tree", 2 * 63 / (2 * 6)),
     ],
 )
 def test_numeric_keys_match_the_arithmetic_by_hand(name, key):
@@ -544,6 +548,16 @@ def test_self_test_gives_the_reason_for_each_answer():
     assert BANKS["00"].questions[1].choices[0].feedback in repr(marks)
     assert "3 of 5 right" in marks._repr_html_()
     assert BANKS["00"].questions[0].text in repr(lab.self_test())
+
+
+def test_how_to_answer_is_said_once_where_it_is_always_the_same():
+    told = lab.self_test()
+    assert repr(told).startswith("Choose one.\n") and repr(told).count("Choose one.") == 1
+    assert quiz_page.to_html(told.public()).count("Choose one.") == 1
+    mixed = lab.quiz("00")
+    ways = [public["how"] for public in mixed.public()]
+    assert len(set(ways)) > 1
+    assert all(repr(mixed).count(how) >= ways.count(how) for how in ways)
 
 
 @pytest.mark.parametrize(
