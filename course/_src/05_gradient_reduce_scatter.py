@@ -160,7 +160,9 @@ run = lab.train(stage=2, model="gpt-1m", gpu_memory=ceiling)
 run
 
 # %% whose
-lab.running()
+from zerolab_widgets import EngineMap
+
+EngineMap(lab.engine_map(stage=2))
 
 # %% curves
 print("stage 1:", "  ".join(f"{level:.2f}" for level in curve(one)))
@@ -276,7 +278,7 @@ for time, what in sorted(facts)[:]:
         print(what)
 
 # %% [markdown] timeline-heading
-# The same as lanes: computation above, what is on its way below.
+# The same as lanes, a rank each: when it computed, what was on its way, when it waited.
 
 # %% timeline
 from zerolab_widgets import StepTimeline
@@ -287,7 +289,7 @@ StepTimeline(run)
 # ## One step, call by call
 
 # %% trace
-lab.trace(stage=2, depth=3)
+lab.trace(stage=2, depth=2)
 
 # %% [markdown] diff-heading
 # ## The stage as a difference
@@ -421,6 +423,8 @@ for reduce_scatter in (True, False):
     print(f"reduce_scatter={reduce_scatter}: {moved}, {passes / stage_runs.padded(ranks):.0f} Psi")
 
 # %% [markdown] gloo-heading
+# ## On gloo
+#
 # One more place where a name is not a thing: gloo's own reduce-scatter is an all-reduce inside, and
 # sends twice the bytes. On CPUs `comm.reduce_scatter` therefore exchanges slices directly and adds
 # them up in rank order. If you measure stage 2 with another library on gloo, you measure that.
@@ -451,7 +455,7 @@ def write(steps, numel):
     return data.decode(list(islice(gpt.generate(trainer, prompt, small.seq_len, luck), numel)))
 
 
-print("after 60 steps of stage 2: The " + zerolab.run(write, ranks, args=(60, 100))[0])
+print("after 15 steps of stage 2: The " + zerolab.run(write, ranks, args=(15, 60))[0])
 
 # %% [markdown] record-heading
 # ## Beside the formula

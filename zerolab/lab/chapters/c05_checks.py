@@ -105,6 +105,7 @@ def _check_grad(shown: Shown, expected: int, plan: Plan, call: str) -> None:
 # 5.5 reduction_passes
 
 PASSES = {  # (stage, micro-steps, chosen, all_reduce): passes over the model
+    (1, 4, None, True): 2,
     (0, 1, None, False): 2,
     (0, 4, None, False): 2,
     (1, 1, None, False): 1,
@@ -112,7 +113,6 @@ PASSES = {  # (stage, micro-steps, chosen, all_reduce): passes over the model
     (2, 1, None, False): 1,
     (2, 4, None, False): 4,
     (3, 4, None, False): 4,
-    (1, 4, None, True): 2,
     (2, 4, None, True): 8,
     (0, 4, True, False): 8,
     (1, 4, True, False): 4,
@@ -163,6 +163,7 @@ def measured_passes(plan: Plan) -> int:
 
 PEAKS = (  # units of parameter lengths, bucket limit, ranks, arrivals, in flight, elements
     (((10, 10, 10),), 10, 1, None, 1, 20),
+    (((20, 5, 20),), 20, 1, None, 1, 25),
     (((10, 10, 10),), 10, 1, None, 0, 10),
     (((10, 10, 10),), 10, 4, None, 1, 24),
     (((10, 10, 10),), 10, 1, (1, 2, 0), 1, 30),
