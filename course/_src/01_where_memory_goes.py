@@ -11,7 +11,7 @@
 # %% question
 from zerolab import gpt, lab
 from zerolab.sim import estimate, states
-from zerolab_widgets import MemoryBars
+from zerolab_widgets import MemoryBars, MemoryExplorer, MemoryTimeline
 
 lab.begin("01")
 shape = gpt.preset("gpt-1m")
@@ -176,6 +176,16 @@ for seq_len in (2048, 8192):
 # Fused attention (FlashAttention) never writes them out; the GPT of this course uses it, has no
 # dropout here, and its exact account is `estimate.activation_bytes`.
 
+# %% [markdown] knobs
+# ## Turn the knobs
+#
+# Your functions as bars, under a capacity line: 7.5 billion parameters on 64 GPUs of 80 GiB. Add
+# GPUs until stage 1 is hardly taller than its weights and gradients. Then grow the model until
+# only stage 3 fits, and find the knobs that shrink what no stage divides.
+
+# %% explorer
+MemoryExplorer(psi=7.5e9, world_size=64, stage=0, precision="bf16", capacity="80GiB")
+
 # %% [markdown] predict
 # ## Predict, then measure
 #
@@ -196,6 +206,22 @@ print(f"activations: estimated {predicted['activation']:,}, measured {at_peak['a
 # %% [markdown] not-a-sum
 # The activations agree to the byte. And at the peak there are no gradients: backward has only
 # begun, and they come as the activations go. The peak of all is less than the sum of the peaks.
+
+# %% [markdown] see-it
+# ## See it come and go
+#
+# The same run, event by event, on every rank. Drag the moment through the first step: activations
+# climb in forward and go in backward, and gradients come in their place. The line below says who
+# allocated last. When does the optimizer state appear?
+
+# %% timeline
+MemoryTimeline(run)
+
+# %% [markdown] see-it-fail
+# And the run that died at the top of this page: how far did it come, and what did it ask for?
+
+# %% timeline-failed
+MemoryTimeline(lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB"))
 
 # %% [markdown] last-measurement
 # ## The answer

@@ -131,7 +131,7 @@ def test_memory_timeline_follows_the_scrubber(page):
     output = timeline.locator("output")
     scrubber = timeline.locator("input[type=range]")
     changed(page, output, output.text_content(), lambda: scrubber.press("Home"))
-    assert output.text_content().startswith("event 1 of")
+    assert output.text_content().endswith("init")
     totals = timeline.locator(".zl-total")
     changed(page, totals.first, totals.first.text_content(), lambda: scrubber.press("End"))
 
@@ -202,7 +202,7 @@ def test_engine_map_tells_of_a_function(page):
     said = engine.locator(".zl-said")
     reduce = engine.get_by_role("button", name="reduce_scatter, of the package")
     assert changed(page, said, said.text_content(), reduce.first.click) < 2
-    assert said.text_content().startswith("comm.reduce_scatter, of the package.")
+    assert said.text_content().startswith("comm.reduce_scatter. ")
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])
