@@ -17,6 +17,7 @@ Source: the names and the four values are those of DeepSpeed's `initialize`.
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,7 +135,7 @@ class Engine(nn.Module):
             reduce_dtype=None if cfg.reduce_dtype == cfg.param_dtype else cfg.reduce_dtype,
             every_micro_step=cfg.reduce_every_micro_step,
             reduce_op="sum" if cfg.gradient_allreduce_op == "sum" else "avg",
-            in_flight=1 if cfg.zero.overlap_comm else 0,
+            in_flight=self._in_flight(),
             all_reduce=not cfg.zero.reduce_scatter,
             prefetch=cfg.prefetch,
             prefetch_numel=cfg.zero.prefetch_bucket_size,
@@ -180,6 +181,12 @@ class Engine(nn.Module):
             self.sharding.finish_backward()
         self.mark("backward_end")
         return loss
+
+    def _in_flight(self) -> int:
+        """Return how many reductions may run at once: at stage 0 no buffer is freed by waiting."""
+        if not self.config.zero.overlap_comm:
+            return 0
+        return 1 if self.config.stage > 0 else sys.maxsize
 
     def step(self) -> None:
         """End a micro-step; at the accumulation boundary, update the parameters."""
@@ -231,6 +238,7 @@ class Engine(nn.Module):
             self.lr_scheduler.step()
         self.buffers_.send(agreed.changed)
         self.global_steps += 1
+        comm.end_step()
 
     # -- what users ask ---------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ calling rank and asks it. The code is the same in every world. Reading order bel
     deadlock               the table of a run that cannot go on
     baton lockstep         ranks as threads that take turns
     stores scratch         what process ranks share, and what each keeps for its collectives
+    pattern                the calls that every step makes, once the ranks know them
     process nccl watch     ranks as processes: gloo and nccl; when waiting is in vain
     current                which group the calling code belongs to
     torchrun               joining the ranks that a launcher started
@@ -47,6 +48,7 @@ __all__ = [
     "close_pool",
     "current_group",
     "destroy_process_group",
+    "end_step",
     "get_local_rank",
     "get_rank",
     "get_world",
@@ -107,6 +109,14 @@ def records() -> Records:
 def release_scratch() -> None:
     """Let go of the memory that ended collectives keep for the next ones."""
     current_group().release_scratch()
+
+
+def end_step() -> None:
+    """Say that a training step has ended: the next one probably makes the same calls.
+
+    All ranks must call it. Processes use it to find the calls that all of them make.
+    """
+    current_group().end_step()
 
 
 def report(thing: Any) -> None:

@@ -129,6 +129,9 @@ class Group(ABC):
     def release_scratch(self) -> None:  # noqa: B027 (only processes have scratch)
         """Let go of memory that calls share, where there is any."""
 
+    def end_step(self) -> None:  # noqa: B027 (only processes compare their calls)
+        """End a row of calls that will come again. All ranks must call it."""
+
     def elsewhere(self) -> float:
         """Return the seconds in which this rank waited for its turn: only in the lockstep world."""
         return 0.0

@@ -36,6 +36,13 @@ class NcclGroup(ProcessGroup):
             self._running.popleft()
         return self._running[0][:2] if self._running else None
 
+    def end_step(self) -> None:
+        """Nothing to agree on: NCCL's kernels match by their order."""
+
+    def _expects(self, call: Call) -> bool:
+        """Every call is one kernel, expected or not."""
+        return False
+
     def _reduce_scatter(self, call: Call) -> Work:
         """One NCCL kernel, the average included."""
         op, out, flat = _REDUCE_OPS[call.reduction], flat_view(call.output), flat_view(call.tensor)
