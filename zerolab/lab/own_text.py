@@ -7,6 +7,7 @@ notebook that uses, helper functions and imports, so that it can be put into `my
 
 import ast
 import builtins
+import dis
 import inspect
 import linecache
 import sys
@@ -124,9 +125,10 @@ def _relative(package: str, module: types.ModuleType) -> str:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names that a function looks up, its inner functions included."""
+    """Return the global names that a function looks up, its inner functions included."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*map(_names, inner))
 
 
 # The other way round.
