@@ -81,8 +81,8 @@ def test_what_is_no_map_is_refused():
 
 def test_a_piece_says_what_it_does(stage_1):
     piece = next(p for p in EngineMap(stage_1).pieces if p["short"] == "step_bucket")
-    assert piece["says"].startswith("optim.step_bucket, of the package. ")
-    assert "At step: called" in piece["says"]
+    assert piece["says"].startswith("optim.step_bucket. ")
+    assert "Called " in piece["says"] and " at step." in piece["says"]
 
 
 def test_rows_go_from_what_others_stand_on_upward(stage_1):

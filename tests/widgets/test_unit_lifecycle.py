@@ -4,34 +4,12 @@ import html
 import json
 
 import pytest
+from unit_records import KIB, root_and_block
 
 from zerolab import lab
 from zerolab.errors import UsageError
-from zerolab.records import CollectiveEvent, Mark, MemoryEvent, Records
+from zerolab.records import Records
 from zerolab_widgets import UnitLifecycle, lifecycle, unit_lifecycle
-
-KIB = 1024
-
-
-def gather(time, label, ended, phase="forward", op="all_gather"):
-    return CollectiveEvent(
-        time, 0, op, 256, KIB, "float32", 2, "data", True, phase, "cell:1", label, ended=ended
-    )
-
-
-def memory(time, delta, block, kind="gathered", phase="forward"):
-    return MemoryEvent(time, delta, 0, kind, block, "resize_", phase, "cell:1")
-
-
-def made_up(*, freed=True):
-    """The root waits; a block is gathered ahead, while an activation is born."""
-    events = [memory(1.0, KIB, 7), memory(1.3, KIB, 8), memory(1.4, 512, 9, "activation")]
-    events += [memory(1.6, -KIB, 8), memory(1.9, -KIB, 7)] if freed else []
-    return Records(
-        memory=events,
-        collectives=[gather(1.1, "root/0", 1.2), gather(1.35, "blocks.0/0", 1.5)],
-        marks=[Mark(0.5, "init_done", 0, {}, 0), Mark(2.0, "step_end", 0, {}, 0)],
-    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +19,7 @@ def training():
 
 
 def test_states_follow_call_end_and_death():
-    (step,) = lifecycle.steps_of(made_up())
+    (step,) = lifecycle.steps_of(root_and_block())
     assert step.units == ("root", "blocks.0")
     assert [(moment.unit, moment.what) for moment in step.moments] == [
         ("root", "gather"),
@@ -67,17 +45,17 @@ def test_states_follow_call_end_and_death():
 
 
 def test_finding_counts_gathers_and_names_what_is_never_freed():
-    (step,) = lifecycle.steps_of(made_up())
+    (step,) = lifecycle.steps_of(root_and_block())
     assert step.finding == (
         "Step 1 of rank 0: 2 units, each gathered once; at most 2 KiB of 2 KiB were whole or on "
         "their way; 1 of 2 gathers began ahead of their turn."
     )
-    (step,) = lifecycle.steps_of(made_up(freed=False))
+    (step,) = lifecycle.steps_of(root_and_block(freed=False))
     assert step.finding.endswith("Not freed: root, blocks.0.")
 
 
 def test_a_step_that_broke_off_is_a_step():
-    records = made_up()
+    records = root_and_block()
     records.marks.pop()
     (step,) = lifecycle.steps_of(records)
     assert step.name == "Step 1, which broke off," and len(step.moments) == 6

@@ -23,7 +23,7 @@ MODULES = (
 # What a reader needs first; the rest is a button away. What is the learner's is always shown.
 HEART = set("comm comm.ring flat bucket optim reducing ddp zero1 zero2 turns zero3".split())
 HELPERS = set(
-    "__init__ adopt after_model before_backward before_model begin_backward end_micro_step "
+    "adopt after_model before_backward before_model begin_backward end_micro_step "
     "grad_dtype kind_of_mean outgoing owned owned_range receive_all".split()
 )
 KEYS = {"module", "name", "moment", "does", "yours", "calls", "moved"}
@@ -97,14 +97,17 @@ def facts_of(run: Any) -> Mapping[str, Any]:
 
 
 def in_order(pieces: Sequence[Piece], moments: Sequence[str]) -> list[Piece]:
-    """Return the pieces by module, those that stand on others last, then by moment."""
+    """Return the pieces by module, those that stand on others last, then by moment.
+
+    What makes an object is left out: it says nothing about a moment.
+    """
 
     def place(piece: Piece) -> tuple[int, str, int]:
         module = piece["module"]
         row = MODULES.index(module) if module in MODULES else len(MODULES)
         return row, module, moments.index(piece["moment"])
 
-    return sorted(pieces, key=place)
+    return sorted((p for p in pieces if not p["name"].endswith("__init__")), key=place)
 
 
 def piece_state(piece: Piece) -> dict[str, Any]:
@@ -127,14 +130,12 @@ def is_helper(piece: Piece) -> bool:
 
 def says(piece: Piece) -> str:
     """Return all about a piece in a few sentences."""
-    whose = "yours" if piece["yours"] else "of the package"
+    yours = ", yours" if piece["yours"] else ""
     times = "once" if piece["calls"] == 1 else f"{piece['calls']} times"
-    moved = f", {mib(piece['moved'])} moved in it" if piece["moved"] else ""
+    moved = f", moving {mib(piece['moved'])}" if piece["moved"] else ""
     does = f" {piece['does']}" if piece["does"] else ""
-    return (
-        f"{piece['module']}.{piece['name']}, {whose}.{does} At {piece['moment']}: called {times} "
-        f"in a step of rank 0{moved}."
-    )
+    called = f"Called {times} at {piece['moment']}{moved}."
+    return f"{piece['module']}.{piece['name']}{yours}.{does} {called}"
 
 
 def finding(stage: int | None, pieces: Sequence[Piece]) -> str:

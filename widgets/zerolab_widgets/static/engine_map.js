@@ -2,7 +2,8 @@
 const PIECE_HINT = "Choose a function, by mouse or arrow keys, to read what it does.";
 
 function drawPiece(model, cell, piece, index) {
-  const node = make("button", piece.yours ? "zl-piece zl-yours" : "zl-piece", cell, piece.short);
+  const node = make("button", piece.yours ? "zl-piece zl-yours" : "zl-piece", cell);
+  for (const word of piece.short.split(/(?<=[a-z]_)/)) node.append(word, document.createElement("wbr"));
   node.type = "button";
   node.dataset.index = index;
   node.tabIndex = index === model.get("selected") ? 0 : -1;
@@ -63,7 +64,7 @@ function renderEngine({ model, el }) {
   const ui = panel(el, "zl-engine");
   ui.table = make("table", "", ui.stage);
   ui.more = button(ui.root, "", "", () => choose(model, "helpers", !model.get("helpers")));
-  ui.root.insertBefore(ui.more, ui.said);
+  ui.root.insertBefore(ui.said, ui.stage); // above a table that may be longer than the screen
   const pieceOf = (event) => event.target.closest(".zl-piece");
   ui.table.addEventListener("click", (event) => {
     if (pieceOf(event)) choose(model, "selected", Number(pieceOf(event).dataset.index));
