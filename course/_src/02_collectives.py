@@ -503,9 +503,10 @@ stuck(padded_on_one_rank)
 
 # %% [markdown] how-to-read
 # Read such a table from the odd row: the rank that returned, raised, or sits in another call is
-# the one to ask. The others only wait. Two rules prevent all three: every rank makes the same
-# calls in the same order, and no call stands behind an `if` that depends on the rank or on its
-# data.
+# the one to ask. The others only wait. (A contradiction ends the run at once, so in the last two
+# tables some ranks had not come to their call yet.) Two rules prevent all three: every rank makes
+# the same calls in the same order, and no call stands behind an `if` that depends on the rank or
+# on its data.
 
 # %% [markdown] forgotten
 # ## The wait that was forgotten
@@ -601,11 +602,12 @@ for numel, _ in plan:
 # short tensors cost messages, long ones cost bytes. Chapter 03 builds *buckets* because of this,
 # the gradients of many small tensors in one message.
 #
-# And if your `sum_everywhere` is a star, it probably beats the ring here. That is no mistake. On
-# one machine all lines are the same memory, so what counts is all bytes together, and these are
-# equal: 2 (N-1) tensors in all, with a star as with a ring. The star sends them in 2 (N-1)
-# messages, the ring in 2 N (N-1). A ring pays where every rank has a line of its own. The best
-# algorithm depends on the wires; a measurement on the wrong wires is worth nothing.
+# And if your `sum_everywhere` is a star, it beats the ring at the short end, and on this machine
+# perhaps at the long end too. That is no mistake. All lines are the same memory here, so what
+# counts is all bytes together, and these are equal: 2 (N-1) tensors, with a star as with a ring.
+# The star sends them in 2 (N-1) messages, the ring in 2 N (N-1). A ring pays where every rank has
+# a line of its own. The best algorithm depends on the wires, and a measurement on other wires
+# proves little.
 
 # %% [markdown] claims
 # ## What people say about traffic
