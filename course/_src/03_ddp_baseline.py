@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import zerolab
 from zerolab import comm, data, device, gpt, lab
 from zerolab.sim import estimate
-from zerolab_widgets import QuizCard
+from zerolab_widgets import DeadlockTable, EngineMap, LiveDashboard, QuizCard, StepTimeline
 
 lab.begin("03")
 ranks = lab.world_size()
@@ -162,7 +162,7 @@ finally:
 # then. To send earlier, one must know in which order gradients come.
 
 
-# %% arrival
+# %% arrival tags=nbval-check-output
 def arrivals():
     """Return the parts of the model in the order in which their first gradient comes."""
     model = gpt.GPT(shape)
@@ -230,7 +230,7 @@ for num_buckets in (1, 2, 4, 8, 16, 64, 256, 1024):
 lab.check("3.2", plan_buckets)
 
 
-# %% your-buckets
+# %% your-buckets tags=nbval-check-output
 def layout(limit):
     """Build the engine and return (name, parameters, elements) of each bucket."""
     config = {
@@ -338,7 +338,8 @@ with lab.plugged("zerolab.reducing:post_backward", impatient):
     try:
         zerolab.run(train_branches, world_size=ranks)
     except zerolab.DeadlockError as error:
-        print(error)
+        torn = error
+DeadlockTable(torn)
 
 # %% [markdown] broken
 # Here the collectives carry labels, so that the run stops and says who sent what. NCCL and gloo
@@ -379,10 +380,12 @@ lab.check("3.6", receive)
 # ## The run that did not fit
 #
 # The same samples, the same ceiling for each GPU, one piece a rank. The engine underneath runs on
-# what you have written; `running on` says so.
+# what you have written; the last line of the card says so.
 
 # %% fits
-run = lab.train(model="gpt-nano", dtype="fp32", micro_batch_size=8, gpu_memory=ceiling)
+run = lab.train(
+    model="gpt-nano", dtype="fp32", micro_batch_size=8, gpu_memory=ceiling, watch=LiveDashboard()
+)
 run
 
 # %% whose
@@ -413,9 +416,31 @@ lab.trace(stage=0, depth=3)
 # and no time; on process ranks it shows time, and what of it is exposed.
 
 # %% timeline
-from zerolab_widgets import StepTimeline
-
 StepTimeline(run)
+
+# %% [markdown] map-heading
+# And as a map: the functions of the engine by module and by moment. What is lit is yours.
+
+# %% map
+EngineMap(run)
+
+# %% [markdown] ring-heading
+# ## On your ring
+#
+# In chapter 02 you wrote a ring reduce-scatter and all-gather over `send` and `recv`. Nothing below
+# the stage needs to be more than that. Inside `comm.use_ring()` every collective of the engine goes
+# round the ring, message by message.
+
+# %% ring
+with comm.use_ring():
+    by_ring = lab.train(model="gpt-nano", dtype="fp32", micro_batch_size=8)
+parts = by_ring.ranks[0].records.parts
+sent = sum(event.elements for event in parts if event.op == "send") / by_ring.job.steps
+moved = by_ring.ranks[0].elements_moved
+print("losses", [f"{loss:.6f}" for loss in by_ring.losses])
+print("before", [f"{loss:.6f}" for loss in run.losses])
+print(f"moved {moved / psi:.3f} Psi a step; rank 0 sent {sent / moved:.4f} of that")
+print(f"(N - 1)/N = {estimate.ring_factor(ranks):.4f}")
 
 # %% [markdown] accumulation-heading
 # ## Accumulation and data parallelism together
@@ -462,7 +487,7 @@ for gpus in (1, 2, 4, 8):
 lab.predict("3.9", None)
 
 
-# %% schedules
+# %% schedules tags=nbval-check-output
 def one_step(accum, reduce="boundary", limit=2**20, local=False):
     """Train one step; return elements moved, reductions, those sent in backward, and weights."""
     torch.manual_seed(0)
@@ -527,7 +552,7 @@ print(f"no_sync by hand: {by_hand[0] / psi:.3f} Psi, {by_hand[1]} calls; weights
 # The last measurement: numbers that cross the network in one step, and how many of the reductions
 # were on their way when the last gradient came.
 
-# %% answer
+# %% answer tags=nbval-check-output
 for limit, accum in ((2**20, 1), (20_000, 1), (4_000, 1), (20_000, 4)):
     moved, calls, early, _ = zerolab.run(one_step, ranks, args=(accum, "boundary", limit))[0]
     print(
@@ -536,11 +561,11 @@ for limit, accum in ((2**20, 1), (20_000, 1), (4_000, 1), (20_000, 4)):
     )
 
 # %% [markdown] answered
-# 2 Psi a step, for any number of ranks, buckets and micro-steps: what is above that is padding. Of
-# one rank's traffic only (N - 1)/N is really sent, so more GPUs do not mean more bytes a GPU, as
-# another article has it; they mean more messages. All but the last bucket can leave while backward
-# computes; the smaller the buckets, the smaller the part that cannot, and the more calls. And
-# accumulation divides the traffic of a *sample* by G.
+# 2 Psi a step, for any number of ranks, buckets and micro-steps; where N does not divide a bucket,
+# a few elements of padding come on top. A rank really sends (N - 1)/N of that. So more GPUs do not
+# mean more bytes for each, as another article has it; they mean more messages. All but the last
+# bucket can leave while backward computes; the smaller the buckets, the smaller the part that
+# cannot, and the more calls. And accumulation divides the traffic of a *sample* by G.
 #
 # What data parallelism does not change is what a rank holds: all parameters, all gradients, all of
 # the optimizer.
@@ -644,6 +669,8 @@ both = [abs(a - b) for t, o in zip(theirs, ours, strict=True) for a, b in zip(t,
 print(f"apart by at most {max(both):.1e}")
 
 # %% [markdown] deepspeed
+# Not a bit apart: a sum of two numbers has only one order. With three ranks and more it would have.
+#
 # In DeepSpeed, and here:
 #
 # ```json
