@@ -521,3 +521,60 @@ def test_offload_block_with_device_none_runs():
 
 def test_vocabulary_that_is_no_multiple_of_8_is_a_warning():
     assert "pad it to 50264" in config.load(base(vocabulary_size=50257), 4).warnings[0]
+
+
+# --- the corrected file keeps what is right, and says what it cannot know ------------------
+
+
+def mended(raw, world_size=4):
+    report = config.examine(raw, world_size)
+    corrected = json.loads(json.dumps(report.corrected()))
+    assert config.examine(corrected, world_size).stoppers == ()
+    return corrected, report.to_fill_in()
+
+
+@pytest.mark.parametrize(
+    ("stage", "meant"),
+    [("three", 3), ("stage 2", 2), ("ZeRO-3", 3), (4, 3), (-1, 0), (2.6, 3), ("stage two", 2)],
+)
+def test_a_stage_in_other_words_is_understood(stage, meant):
+    corrected, left = mended(base(zero_optimization={"stage": stage, "overlap_comm": False}))
+    assert corrected["zero_optimization"] == {"stage": meant, "overlap_comm": False}
+    assert left == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("gradient_clipping", "1.0", 1.0),
+        ("gradient_clipping", "5e-1", 0.5),
+        ("gradient_clipping", -3, 0),
+        ("train_batch_size", "16", 16),
+        ("train_batch_size", 15.7, 16),
+        ("dataloader_drop_last", "True", True),
+        ("dataloader_drop_last", 1, True),
+        ("gradient_allreduce_op", "SUMM", "sum"),
+    ],
+)
+def test_the_nearest_valid_value_takes_the_place_of_a_wrong_one(key, value, meant):
+    corrected, left = mended(base(**{key: value}))
+    assert corrected[key] == meant and left == {}
+
+
+def test_what_says_nothing_becomes_the_default_and_has_to_be_filled_in():
+    raw = base(zero_optimization={"stage": "xyz"}, gradient_clipping=[], train_batch_size="many")
+    corrected, left = mended(raw)
+    assert corrected["zero_optimization"] == {"stage": 0}
+    assert corrected["gradient_clipping"] == 0.0
+    assert "0 stands there, the default" in left["zero_optimization.stage"]
+    assert left["train_batch_size"] == "was left out, since its value says nothing"
+    assert corrected["optimizer"] == raw["optimizer"]
+
+
+def test_of_two_precisions_one_is_kept_and_named():
+    raw = base(bf16={"enabled": True}, fp16={"enabled": True, "loss_scale_window": 500})
+    report = config.examine(raw, 4)
+    assert any("keep bf16" in p.remedy and "switch fp16 off" in p.remedy for p in report.stoppers)
+    corrected, left = mended(raw)
+    assert corrected["bf16"] == {"enabled": True} and corrected["fp16"]["enabled"] is False
+    assert left == {} and config.load(corrected, 4).param_dtype == torch.bfloat16

@@ -38,6 +38,15 @@ def test_check_of_a_valid_file_shows_the_batch_and_succeeds(capsys):
     assert "Batch: 16 = 2 x 4 x 2" in out and "This file is valid." in out
 
 
+def test_check_says_what_has_to_be_filled_in(capsys, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": "xyz"}}))
+    code, out, _ = run(capsys, "check", file, "--gpus", 2)
+    assert code == 2 and "Fill in zero_optimization.stage: 0 stands there, the default" in out
+    told = json.loads(run(capsys, "check", file, "--gpus", 2, "--json")[1])
+    assert set(told["fill_in"]) == {"zero_optimization.stage"}
+
+
 def test_check_json_is_one_json_object(capsys):
     code, out, _ = run(capsys, "check", DATA / "c_activation.json", "--gpus", 4, "--json")
     data = json.loads(out)

@@ -42,8 +42,8 @@ def test_every_torch_optimizer_is_either_sharded_or_refused_with_a_reason():
         for name, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
     } - {"optimizer"}
-    assert kinds <= set(optimizers.ELEMENTWISE) | set(optimizers.REFUSED)
-    assert not set(optimizers.ELEMENTWISE) & set(optimizers.REFUSED)
+    assert kinds <= set(optimizers.ELEMENTWISE) | set(optimizers.LAYOUT_DEPENDENT)
+    assert not set(optimizers.ELEMENTWISE) & set(optimizers.LAYOUT_DEPENDENT)
 
 
 @pytest.mark.parametrize("kind", list(optimizers.ELEMENTWISE))
@@ -69,11 +69,12 @@ def test_adafactor_does_see_it_and_that_is_why_it_is_refused():
     assert (expected - other).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("kind", list(optimizers.REFUSED))
+@pytest.mark.parametrize("kind", list(optimizers.LAYOUT_DEPENDENT))
 def test_refused_optimizers_say_why(kind):
     with pytest.raises(config.ConfigError) as caught:
         load({"type": kind, "params": {}})
-    assert optimizers.REFUSED[kind] in str(caught.value) and "use AdamW" in str(caught.value)
+    text = str(caught.value)
+    assert optimizers.LAYOUT_DEPENDENT[kind] in text and "use AdamW" in text
 
 
 def test_adam_decays_as_adamw_unless_adam_w_mode_is_false():
@@ -178,6 +179,65 @@ def test_max_grad_norm_moves_to_gradient_clipping_in_the_corrected_file():
         "optimizer": {"type": "AdamW", "params": {}},
         "gradient_clipping": 0.5,
     }
+
+
+def corrected(block):
+    raw = {"train_batch_size": 4, "gradient_clipping": 1.0, "optimizer": block}
+    report = config.examine(raw, 2)
+    fixed = report.corrected()
+    assert config.examine(fixed, 2).stoppers == ()
+    return fixed["optimizer"], report.to_fill_in()
+
+
+@pytest.mark.parametrize(
+    ("block", "kept"),
+    [
+        (
+            {"type": "AdamWW", "params": {"lr": 0.02, "weight_decayy": 0.1}},
+            {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}},
+        ),
+        (
+            {"type": "AdamW", "params": {"lr": 0.02, "fused": True, "foreach": True}},
+            {"type": "AdamW", "params": {"lr": 0.02, "fused": True}},
+        ),
+        (
+            {"type": "OneBitAdam", "params": {"lr": 0.02, "freeze_step": 400}},
+            {"type": "AdamW", "params": {"lr": 0.02}},
+        ),
+        (
+            {"type": "AdamW", "params": {"lr": "2e-2", "eps": "1e-6"}},
+            {"type": "AdamW", "params": {"lr": 0.02, "eps": 1e-6}},
+        ),
+        (
+            {"type": "AdamW", "params": {"lr": 0.02, "lrr": 7, "foo": 1}},
+            {"type": "AdamW", "params": {"lr": 0.02}},
+        ),
+    ],
+)
+def test_corrected_block_keeps_what_is_right(block, kept):
+    assert corrected(block) == (kept, {})
+
+
+def test_a_refused_argument_becomes_the_default_and_has_to_be_filled_in():
+    block, left = corrected({"type": "AdamW", "params": {"lr": -1, "betas": [2, 0], "eps": 1e-6}})
+    assert block == {"type": "AdamW", "params": {"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-6}}
+    assert set(left) == {"optimizer.params.lr", "optimizer.params.betas"}
+    assert left["optimizer.params.lr"].startswith("0.001 stands there, the default")
+
+
+def test_arguments_that_need_each_other_are_judged_together():
+    block = {"type": "SGD", "params": {"lr": 0.1, "nesterov": True, "momentum": 0.9}}
+    cfg = config.load({"train_batch_size": 4, "optimizer": block}, 2)
+    assert cfg.optimizer.params == block["params"]
+
+
+def test_the_engine_and_the_file_refuse_by_one_list():
+    from zerolab import elementwise, optim
+
+    assert optimizers.LAYOUT_DEPENDENT is optim.LAYOUT_DEPENDENT is elementwise.LAYOUT_DEPENDENT
+    for name in elementwise.LAYOUT_DEPENDENT:
+        with pytest.raises(config.ConfigError.__base__, match="cannot run on shards"):
+            optim.refuse_layout_dependent(type(name.upper(), (), {}))
 
 
 def test_building_reports_what_the_class_finds_only_with_the_parameters():

@@ -22,16 +22,8 @@ from torch import nn
 
 from . import device, flat
 from .bucket import Bucket, GradState, Segment
+from .elementwise import LAYOUT_DEPENDENT
 from .errors import UsageError
-
-LAYOUT_DEPENDENT = {
-    "Adafactor": "its second moment is kept by rows and columns of the whole matrix",
-    "Muon": "it orthogonalises the whole matrix",
-    "LBFGS": "its line search needs the whole gradient at once",
-    "SparseAdam": "it updates only rows that a sparse gradient names, and shards are dense",
-    "Lamb": "its trust ratio is the norm of the whole parameter",
-    "LAMB": "its trust ratio is the norm of the whole parameter",
-}
 
 
 def cut_segments(bucket: Bucket, shards: Sequence[int]) -> list[Segment]:
@@ -63,7 +55,7 @@ def cut_segments(bucket: Bucket, shards: Sequence[int]) -> list[Segment]:
 
 def refuse_layout_dependent(optimizer_class: type) -> None:
     """Raise UsageError for an optimizer whose result depends on the shape of a parameter."""
-    reason = LAYOUT_DEPENDENT.get(optimizer_class.__name__)
+    reason = LAYOUT_DEPENDENT.get(optimizer_class.__name__.lower())
     if reason:
         raise UsageError(
             f"optimizer {optimizer_class.__name__} cannot run on shards: {reason}; "

@@ -146,6 +146,7 @@ def _draw(report: "Report") -> None:
     from rich.markup import escape
 
     from ..config import explain
+    from ..config.problems import same
 
     console = _console()
     title = f"{report.name} on {report.world_size} GPU{'s' if report.world_size > 1 else ''}"
@@ -160,9 +161,11 @@ def _draw(report: "Report") -> None:
         _draw_problem(console, problem)
     console.print("\nThis file cannot run." if report.stoppers else "\nThis file is valid.")
     corrected = report.corrected()
-    if corrected != report.raw:
+    if not same(corrected, report.raw):
         console.print("The corrected file:")
         console.print_json(data=corrected)
+    for key, stands in report.to_fill_in().items():
+        console.print(f"Fill in {key}: {stands}.", markup=False)
 
 
 def _draw_problem(console: Any, problem: Any) -> None:

@@ -70,13 +70,21 @@ class Report:
 
     def corrected(self) -> dict[str, Any]:
         """The file with every problem put right; what one edit uncovers, the next round mends."""
-        raw, report = self.raw, self
+        return self._mended()[0]
+
+    def to_fill_in(self) -> dict[str, str]:
+        """What nobody but the user can put right: key -> what stands there in `corrected`."""
+        return self._mended()[1]
+
+    def _mended(self) -> tuple[dict[str, Any], dict[str, str]]:
+        raw, report, open_ends = self.raw, self, {}
         for _ in range(ROUNDS):
             fixed = _problems.corrected(raw, report.problems)
-            if fixed == raw:
+            if _problems.same(fixed, raw):
                 break
+            open_ends |= _problems.to_fill_in(report.problems)
             raw, report = fixed, examine(fixed, self.world_size, self.optimizer_in_code)
-        return raw
+        return raw, open_ends
 
 
 def load(source: Any, world_size: int) -> Config:

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import Report
 from .keys import STOPS, Key, Status, all_keys, show
-from .problems import Path, Problem, Severity
+from .problems import Path, Problem, Severity, same
 from .schema import File
 
 WORDS = {
@@ -69,7 +69,10 @@ def batch(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data; `corrected` only when something is to correct."""
+    """The report as plain data; `corrected` only when something is to correct.
+
+    `fill_in` names what only the user can put right, and says what `corrected` has there.
+    """
     corrected = report.corrected()
     return {
         "file": report.name,
@@ -78,7 +81,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "batch": batch(report),
         "keys": [asdict(row) for row in rows(report)],
         "problems": [_problem(problem) for problem in report.problems],
-        "corrected": corrected if corrected != report.raw else None,
+        "corrected": None if same(corrected, report.raw) else corrected,
+        "fill_in": report.to_fill_in(),
     }
 
 

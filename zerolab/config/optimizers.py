@@ -1,7 +1,7 @@
 """Chapter 12: the optimizer block: which class it names, with which arguments.
 
-Data: `ELEMENTWISE`, the classes that ZeRO can shard; `REFUSED`, those whose result depends on where
-a parameter is cut, each with the reason.
+Data: `ELEMENTWISE`, the classes that ZeRO can shard; `zerolab.elementwise` lists those whose result
+depends on where a parameter is cut.
 Phases: `check` looks the class up, compares the arguments with its signature and tries them on one
 element; `build` makes the optimizer.
 
@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from ..elementwise import LAYOUT_DEPENDENT
 from .keys import show
 from .lion import Lion
 from .problems import ConfigError, Edit, Path, Problem, Severity, error
 from .schema import OptimizerBlock
-from .values import closest
+from .values import closest, number_in
 
 BLOCK: Path = ("optimizer",)
 DEFAULT_BLOCK = {"type": "AdamW", "params": {"lr": 1e-4}}
@@ -45,22 +46,6 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "rprop": torch.optim.Rprop,
     "sgd": torch.optim.SGD,
-}
-_WIDTH = "its step depends on a parameter's width, and a shard has none"
-_BITS = "its compressed all-reduce replaces the one that ZeRO shards; DeepSpeed refuses it too"
-_NORM = "its trust ratio needs the norm of a whole parameter, and a shard holds a piece"
-REFUSED = {
-    "adafactor": "it keeps sums over rows and columns, and a shard cuts through them",
-    "muon": "it orthogonalizes whole matrices, and a shard holds a piece",
-    "lbfgs": "its line search and history need all parameters at once",
-    "sparseadam": "it wants sparse gradients, and gradients in a bucket are dense",
-    "lamb": _NORM,
-    "onebitadam": _BITS,
-    "zerooneadam": _BITS,
-    "onebitlamb": _BITS,
-    "muadam": _WIDTH,
-    "muadamw": _WIDTH,
-    "musgd": _WIDTH,
 }
 # Arguments of DeepSpeed's Adam that choose among its implementations: here there is one.
 ADAM_ONLY = (
@@ -146,9 +131,9 @@ def _type_problem(name: str | None) -> Problem | None:
     path, plain = (*BLOCK, "type"), _plain(name)
     if plain in ELEMENTWISE:
         return None
-    if plain in REFUSED:
-        fix = Edit(BLOCK, DEFAULT_BLOCK)
-        return error(path, f"{name} cannot be sharded: {REFUSED[plain]}", "use AdamW", fix)
+    if plain in LAYOUT_DEPENDENT:
+        fix = Edit(path, "AdamW")  # what it does not take of the arguments goes afterwards
+        return error(path, f"{name} cannot be sharded: {LAYOUT_DEPENDENT[plain]}", "use AdamW", fix)
     if name is None:
         return error(path, "is missing", 'write "type": "AdamW"', Edit(path, "AdamW"))
     names = [kind.__name__ for kind in ELEMENTWISE.values()]
@@ -193,22 +178,48 @@ def _value_problems(block: OptimizerBlock) -> Iterator[Problem]:
 
 
 def _tried(block: OptimizerBlock, path: Path) -> Iterator[Problem]:
-    """Let the class itself judge each argument, then all together, on a single element."""
+    """Let the class itself judge the arguments on a single element, then find those to blame."""
     kind, arguments = _resolve(block)
-    refused = False
+    together = _refusal(kind, arguments)
+    if not together:
+        return
+    blamed = _to_blame(kind, arguments)
+    for name, reason in blamed.items():
+        where = (*path, name)
+        message = f"{show(arguments[name])} is refused by {kind.__name__}: {reason}"
+        fix = _nearest(kind, name, arguments[name], where)
+        yield error(where, message, "change it, or delete it for the default", fix)
+    if not blamed:
+        drops = [Edit((*path, name), drop=True) for name in _contradicting(kind, arguments)]
+        yield error(path, f"are refused by {kind.__name__}: {together}", "change them", *drops)
+
+
+def _to_blame(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> dict[str, str]:
+    """The arguments that are refused alone and beside the others: name -> the reason."""
+    alone = {n: why for n, value in arguments.items() if (why := _refusal(kind, {n: value}))}
+    fine = {name: value for name, value in arguments.items() if name not in alone}
+    return {n: why for n, why in alone.items() if _refusal(kind, {**fine, n: arguments[n]})}
+
+
+def _contradicting(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> list[str]:
+    """The arguments that do not go with those that stand before them."""
+    kept: dict[str, Any] = {}
     for name, value in arguments.items():
-        reason = _refusal(kind, {name: value})
-        if reason:
-            refused = True
-            where = (*path, name)
-            remedy = "change it, or delete it for the default"
-            message = f"{show(value)} is refused by {kind.__name__}: {reason}"
-            yield error(where, message, remedy, Edit(where, drop=True))
-    reason = "" if refused else _refusal(kind, arguments)
-    if reason:
-        yield error(
-            path, f"are refused by {kind.__name__}: {reason}", "change them", Edit(path, {})
-        )
+        if not _refusal(kind, {**kept, name: value}):
+            kept[name] = value
+    return [name for name in arguments if name not in kept]
+
+
+def _nearest(kind: type[torch.optim.Optimizer], name: str, value: Any, where: Path) -> Edit:
+    """The number that a text consists of, else the default, which the user has to look at."""
+    number = number_in(value)
+    if number is not None and not _refusal(kind, {name: number}):
+        return Edit(where, number)
+    default = inspect.signature(kind.__init__).parameters[name].default
+    plain = list(default) if isinstance(default, tuple) else default
+    if isinstance(plain, bool | int | float | list) and not _refusal(kind, {name: plain}):
+        return Edit(where, plain, fill_in=True)
+    return Edit(where, drop=True, fill_in=True)
 
 
 def _refusal(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> str:

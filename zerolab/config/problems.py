@@ -6,6 +6,7 @@ Phases: the readers collect problems and never stop at the first; `ConfigError` 
 """
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,12 +28,16 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of a file: set a key, rename it, or delete it (both left empty)."""
+    """One change of a file: set a key, rename it, or delete it (both left empty).
+
+    `fill_in`: nobody can tell what was meant, so the user has to look at what stands there now.
+    """
 
     path: Path
     value: Any = None
     rename: str = ""
     drop: bool = False
+    fill_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,23 @@ def note(path: Path, message: str, remedy: str = "", *edits: Edit) -> Problem:
     return Problem(path, Severity.NOTE, message, remedy, edits)
 
 
+def to_fill_in(problems: Iterable[Problem]) -> dict[str, str]:
+    """What the edits had to guess or leave out: key -> what stands there now."""
+    edits = [edit for problem in problems for edit in problem.edits if edit.fill_in]
+    return {".".join(e.path): _stands(e) for e in edits}
+
+
+def _stands(edit: Edit) -> str:
+    if edit.drop:
+        return "was left out, since its value says nothing"
+    return f"{json.dumps(edit.value)} stands there, the default, since its value says nothing"
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two files are the same as text; 1 is not true, as it is for Python."""
+    return repr(one) == repr(other)
+
+
 def corrected(raw: Mapping[str, Any], problems: Iterable[Problem]) -> dict[str, Any]:
     """A copy of the file with the edits of all problems applied, in their order."""
     fixed: dict[str, Any] = copy.deepcopy(dict(raw))
@@ -126,6 +148,9 @@ def _apply(fixed: dict[str, Any], edit: Edit) -> None:
 
 def _rename(block: dict[str, Any], old: str, new: str) -> None:
     if old not in block:
+        return
+    if new in block:  # it has been said already, under its own name
+        del block[old]
         return
     items = [(new if name == old else name, value) for name, value in block.items()]
     block.clear()

@@ -162,8 +162,18 @@ def _set_aside(values: dict[str, Any], detail: Any, reading: Reading) -> None:
     if detail["type"] == "model_type":
         text = "must be a block; write {...}"
     rule, _, remedy = text.partition("; ")
-    fix = Edit(spelled, drop=True)
+    fix = _fix(reading.given[path], spelled, detail.get("ctx", {}).get("error"))
     reading.problems.append(error(spelled, f"{show(detail['input'])} {rule}", remedy, fix))
+
+
+def _fix(key: Key, spelled: Path, refusal: Any) -> Edit:
+    """The nearest valid value; the default where the value says nothing; nothing for a block."""
+    meant = getattr(refusal, "nearest", None)
+    if meant is not None:
+        return Edit(spelled, meant)
+    if key.block is None and isinstance(key.default, bool | int | float | str | list):
+        return Edit(spelled, key.default, fill_in=True)
+    return Edit(spelled, drop=True, fill_in=True)
 
 
 def _pop(values: dict[str, Any], loc: tuple[Any, ...]) -> Path:

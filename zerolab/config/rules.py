@@ -85,7 +85,8 @@ def _precision(reading: Reading) -> Iterator[Problem]:
     if file.fp16.enabled and file.bf16.enabled:
         message = "fp16 and bf16 are both on, and parameters have one type"
         fix = Edit((*reading.spelled("fp16"), "enabled"), value=False)
-        yield error(("fp16",), message, "keep bf16: it needs no loss scale", fix)
+        remedy = "keep bf16, which needs no loss scale, and switch fp16 off"
+        yield error(("fp16",), message, remedy, fix)
     elif not file.fp16.enabled and not file.bf16.enabled:
         yield note(
             (),

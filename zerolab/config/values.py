@@ -1,11 +1,13 @@
 """Chapter 12: the kinds of values a key may have, each with its own refusal.
 
-Data: pydantic types built from one small check each. A check returns the clean value or raises a
-ValueError that reads `rule; remedy`, and the reader puts the key and the value in front of it.
+Data: pydantic types built from one small check each. A check returns the clean value or raises an
+`Unfit` that reads `rule; remedy`, and the reader puts the key and the value in front of it. Where
+the value says what was meant ("three", 2.5, "true"), `Unfit` carries the nearest valid one.
 """
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -25,6 +27,33 @@ DTYPES = {
 }
 
 
+NUMBERS = ("zero", "one", "two", "three")
+
+
+class Unfit(ValueError):  # noqa: N818 - said of a value, not of the program
+    """A value that is refused.
+
+    Attributes:
+        nearest: the valid value that it comes closest to, None where it says nothing.
+    """
+
+    def __init__(self, text: str, nearest: Any = None) -> None:
+        """Read `rule; remedy`."""
+        super().__init__(text)
+        self.nearest = nearest
+
+
+def number_in(text: object) -> float | None:
+    """The finite number that a text consists of, None for any other value."""
+    try:
+        number = float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        return None
+    if not math.isfinite(number) or abs(number) >= 2**63:
+        return None
+    return int(number) if number == int(number) and "e" not in str(text).lower() else number
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """The known word that this one most likely means, or ""."""
     names = {name.lower(): name for name in known}
@@ -36,14 +65,16 @@ def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
-        raise ValueError(f"must be true or false, not a text; write {value.lower()}, no quotes")
-    raise ValueError("must be true or false; write one of the two")
+        text = f"must be true or false, not a text; write {value.lower()}, no quotes"
+        raise Unfit(text, value.lower() == "true")
+    meant = bool(value) if value in (0, 1) else None
+    raise Unfit("must be true or false; write one of the two", meant)
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         hint = "no quotes" if isinstance(value, str) else "for example 1.0"
-        raise ValueError(f"must be a number; write it as a number, {hint}")
+        raise Unfit(f"must be a number; write it as a number, {hint}", number_in(value))
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("must be finite; write an ordinary number")
     return value if abs(value) < 2**63 else _too_large()
@@ -57,7 +88,7 @@ def _integer(value: Any) -> int:
     number = _number(value)
     if number != int(number):
         near = f"{math.floor(number)} or {math.ceil(number)}"
-        raise ValueError(f"must be a whole number; write {near}")
+        raise Unfit(f"must be a whole number; write {near}", round(number))
     return int(number)
 
 
@@ -65,7 +96,7 @@ def _at_least(check: Callable[[Any], Any], low: float) -> Callable[[Any], Any]:
     def checked(value: Any) -> Any:
         number = check(value)
         if number < low:
-            raise ValueError(f"must be at least {low}; write {low} or more")
+            raise Unfit(f"must be at least {low}; write {low} or more", low)
         return number
 
     return checked
@@ -74,14 +105,16 @@ def _at_least(check: Callable[[Any], Any], low: float) -> Callable[[Any], Any]:
 def _power_of_two(value: Any) -> int:
     power = _integer(value)
     if not 0 <= power <= LARGEST_POWER:
-        raise ValueError(f"must lie between 0 and {LARGEST_POWER}, fp32's largest; write 16")
+        text = f"must lie between 0 and {LARGEST_POWER}, fp32's largest; write 16"
+        raise Unfit(text, min(max(power, 0), LARGEST_POWER))
     return power
 
 
 def _share(value: Any) -> float:
     number = _number(value)
     if not 0 <= number <= 1:
-        raise ValueError("must lie between 0 and 1; write a share such as 0.5")
+        near = min(max(number, 0.0), 1.0)
+        raise Unfit("must lie between 0 and 1; write a share such as 0.5", near)
     return number
 
 
@@ -89,24 +122,43 @@ def _stage(value: Any) -> int:
     if value in ("0", "1", "2", "3"):
         return int(value)
     if isinstance(value, bool) or value not in (0, 1, 2, 3):
-        raise ValueError("is not a ZeRO stage; write 0, 1, 2 or 3")
+        raise Unfit("is not a ZeRO stage; write 0, 1, 2 or 3", _stage_in(value))
     return int(value)
+
+
+def _stage_in(value: Any) -> int | None:
+    """The stage that "three", "stage 3", 2.5 or 4 comes closest to."""
+    if isinstance(value, str):
+        digits = re.findall(r"\d", value)
+        words = [word for word in re.findall(r"[a-z]+", value.lower()) if word in NUMBERS]
+        number = int(digits[-1]) if digits else NUMBERS.index(words[-1]) if words else None
+    else:
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        number = value if real and math.isfinite(value) else None
+    return None if number is None else round(min(max(number, 0), 3))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("must be a text; put it in quotes")
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        raise Unfit("must be a text; put it in quotes", str(value) if plain else None)
     return value
 
 
 def _texts(value: Any) -> list[str]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise ValueError('must be a list of texts; write ["one", "two"]')
+        meant = [value] if isinstance(value, str) else None
+        raise Unfit('must be a list of texts; write ["one", "two"]', meant)
     return list(value)
 
 
 def _counts(value: Any) -> int | list[int]:
-    return [_integer(item) for item in value] if isinstance(value, list) else _integer(value)
+    if not isinstance(value, list):
+        return _integer(value)
+    try:
+        return [_integer(item) for item in value]
+    except Unfit as refused:
+        raise Unfit(str(refused)) from None  # the nearest of one is not that of the list
 
 
 def _params(value: Any) -> dict[str, Any]:
@@ -119,7 +171,8 @@ def _dtype(value: Any) -> torch.dtype:
     if isinstance(value, torch.dtype) and value in DTYPES.values():
         return value
     if not isinstance(value, str) or value.lower() not in DTYPES:
-        raise ValueError('is not a known type of number; write "fp32", "bf16" or "fp16"')
+        near = closest(value, DTYPES) or None if isinstance(value, str) else None
+        raise Unfit('is not a known type of number; write "fp32", "bf16" or "fp16"', near)
     return DTYPES[value.lower()]
 
 
@@ -132,7 +185,7 @@ def one_of(*words: str) -> BeforeValidator:
         if found is None:
             meant = closest(asked, words)
             remedy = f"did you mean {meant!r}?" if meant else "write one of them, in quotes"
-            raise ValueError(f"is not one of {', '.join(words)}; {remedy}")
+            raise Unfit(f"is not one of {', '.join(words)}; {remedy}", meant or None)
         return found
 
     return BeforeValidator(check)
