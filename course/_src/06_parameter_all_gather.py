@@ -43,7 +43,7 @@ lab.quiz("06", part="recall")
 
 # %% ceiling
 free = lab.train(stage=2, model="gpt-1m")
-ceiling = int(free.peak_bytes * 0.93)
+ceiling = int(free.peak_bytes * 0.96)
 lab.train(stage=2, model="gpt-1m", gpu_memory=ceiling)
 
 # %% what-is-whole
@@ -286,11 +286,6 @@ lab.check("6.7", Zero3)
 run = lab.train(stage=3, model="gpt-1m", gpu_memory=ceiling, watch=MemoryBars())
 run
 
-# %% whose
-from zerolab.lab import plug
-
-print(plug.status("06"))
-
 # %% [markdown] predict-heading
 # ## Predict, then measure
 #
@@ -337,10 +332,7 @@ print(f"all parameters in bf16:    {2 * sizes.padded_numel:,} bytes")
 held = run.ranks[0].state_bytes
 for name, each in (("shards", held), ("formula", estimate.state_bytes(3, "bf16", sizes))):
     print(f"{name:8}", {kind: f"{size:,}" for kind, size in each.items()})
-
-# %% at-the-peak
-at_peak = run.fullest.peak_by_kind
-print({kind: f"{size / 2**20:.2f} MiB" for kind, size in at_peak.items()})
+print({kind: f"{size / 2**20:.2f} MiB" for kind, size in run.fullest.peak_by_kind.items()})
 
 # %% [markdown] peak-why
 # The peak of everything lies early in backward: all activations are still there, and gathered
@@ -399,10 +391,10 @@ for stage in (0, 3):
     print(f"stage {stage}: {losses}")
 
 # %% [markdown] break-heading
-# ## Forget to reshard, on one rank
+# ## Forget to reshard
 #
-# Your stage, with one line less on the last rank: after forward it keeps what it has. Which rank
-# suffers, when, and do the others notice? Decide before you run the cell.
+# Your stage with one line less: after forward everything stays. What happens under the ceiling that
+# it has just passed, and in which of the two steps?
 
 # %% break
 Mine = lab.running("zerolab.zero3:Zero3")
@@ -410,19 +402,34 @@ Mine = lab.running("zerolab.zero3:Zero3")
 
 class Hoarder(Mine):
     def post_forward(self, unit):
-        if comm.get_rank() < comm.get_world_size() - 1:
-            super().post_forward(unit)
+        pass
 
 
 with lab.plugged("zerolab.zero3:Zero3", Hoarder):
     hoarded = lab.train(stage=3, model="gpt-1m", gpu_memory=ceiling)
 hoarded
 
+# %% [markdown] break-one
+# Now only the last rank forgets, and memory is ample. Which rank suffers, and do the others notice?
+# Decide before you run the cell.
+
+
+# %% break-on-one-rank
+class OneHoards(Mine):
+    def post_forward(self, unit):
+        if comm.get_rank() < comm.get_world_size() - 1:
+            super().post_forward(unit)
+
+
+with lab.plugged("zerolab.zero3:Zero3", OneHoards):
+    alone = lab.train(stage=3, model="gpt-nano")
+alone
+
 # %% [markdown] broken
-# Only the one that hoards. Forward's gathers still match, so the others do not notice, until that
-# rank does not gather in backward what it has already: without the ceiling the run would end there,
-# with a table of who waits for whom. With it, memory ends it first. Two ranks may hold different
-# things; they must not *call* different things.
+# In forward all gathers match, so nobody notices. In backward the last rank has its units already
+# and does not gather; the others wait for it in an all-gather while it is in a reduce-scatter. Two
+# ranks may *hold* different things. They must not *call* different things. On real GPUs without
+# checks this is a job that hangs.
 
 # %% [markdown] hunt-heading
 # ## Find the bug
@@ -444,7 +451,7 @@ lab.bug_hunt("6.7")
 # `yours` marks what you wrote.
 
 # %% trace
-lab.trace(stage=3, depth=3)
+lab.trace(stage=3, depth=2)
 
 # %% [markdown] diff-heading
 # ## The stage as a difference to stage 2
@@ -543,10 +550,32 @@ for line in zerolab.run(look_and_change, ranks, world="lockstep")[-1]:
 
 
 # %% fsdp2
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class CountCollectives(TorchDispatchMode):
+    """Count the collectives that torch.distributed is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def nano_batches(steps):
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+    stream = data.batches(data.load_text(), rank, world_size, 1, 64, 0)
+    return [next(stream) for _ in range(steps)]
+
+
 def fsdp2():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.debug import CommDebugMode
 
     torch.manual_seed(0)
     model = gpt.GPT(gpt.preset("gpt-nano"))
@@ -557,20 +586,13 @@ def fsdp2():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for tokens, targets in nano_batches(3):
-        with CommDebugMode() as counted:
+        with CountCollectives() as counted:
             loss = model(tokens, targets)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(round(loss.item(), 5))
-    counts = {op.__name__: n for op, n in counted.get_comm_counts().items()}
-    return losses, counts
-
-
-def nano_batches(steps):
-    rank, world_size = comm.get_rank(), comm.get_world_size()
-    stream = data.batches(data.load_text(), rank, world_size, 1, 64, 0)
-    return [next(stream) for _ in range(steps)]
+    return losses, counted.counts
 
 
 for losses, counts in zerolab.run(fsdp2, world_size=2, world="gloo", ledger=False):
@@ -645,8 +667,9 @@ for name, more in KEYS.items():
     print(f"{name:34}{gathers:>8}{elements:>10,}{most:>20,}")
 
 # %% [markdown] keys-why
-# Prefetch changes when, not how much. Persistence trades memory for fewer elements, of small
-# parameters. Live and reuse together let units stay from forward to backward: 2 Psi, as FSDP2's
+# Prefetch changes when, not how much. Persistence trades memory for fewer elements: small
+# parameters stay whole, lie in buckets of their own, and are gathered once, after the step. Live
+# and reuse together let units stay from forward to backward: 2 Psi, as FSDP2's
 # `reshard_after_forward=False`, and the memory of the whole model.
 
 # %% [markdown] own-heading
@@ -680,8 +703,11 @@ print("the same bits:", threads == processes)
 # ## Your record, and the answer
 
 # %% answer
+from zerolab.lab import own_text, plug
+
 mine = lab.train(stage=3, model="gpt-1m")
-lines = sum(len(inspect.getsource(p.written).splitlines()) for p in plug.entries().values())
+texts = [own_text.text_of(target, own) for target, own in plug.entries().items()]
+lines = sum(len(text.source.splitlines()) for text in texts)
 calls = [e for e in mine.ranks[0].records.collectives if e.purpose == "data"]
 print(f"at the peak {mine.peak_bytes / 2**20:.2f} MiB, stage 2 {free.peak_bytes / 2**20:.2f} MiB")
 print(f"{len(calls) // len(mine.losses)} collectives a step, {lines} lines of yours")
