@@ -97,7 +97,13 @@ def test_numeric_keys_are_computed_and_apart_from_their_traps(question):
         ("01-fewest-gpus-for-100b", 16 * 100 / 80),
         ("02-line-of-the-root", 7),
         ("02-ring-sends", 14 * 2 * 7 / 8),
-        ("02-ring-or-tree", 2 * 63 / (2 * 6)),
+        ("02-ring-or-tree", 126 * (5e-6 + 4 / 64 / 25e9) / (12 * (5e-6 + 4 / 25e9))),
+        ("06-recall-stage-2", 2),
+        ("06-traffic-65b", 3 * 65 * 2),
+        ("06-accumulation", 3 * 8 / 2),
+        ("06-fits", 16 * 7.5 / 64 + 2 * 2 * 7.5 / 36),
+        ("07-stage-2-in-16-bits", 2 + 14 / 4),
+        ("07-master-share", 4 * 7 / 8),
     ],
 )
 def test_numeric_keys_match_the_arithmetic_by_hand(name, key):
