@@ -36,9 +36,9 @@ lab.quiz("05", part="recall")
 # much of what filled the GPU was gradients.
 
 # %% ceiling
-one = lab.train(stage=1, model="gpt-1m")
+one = lab.train(stage=1, model="gpt-10m")
 ceiling = int(one.peak_bytes * 0.94)
-lab.train(stage=1, model="gpt-1m", gpu_memory=ceiling)
+lab.train(stage=1, model="gpt-10m", gpu_memory=ceiling)
 
 # %% [markdown] notes
 # ## Margin notes are for one pupil
@@ -156,7 +156,7 @@ lab.check("5.3", Zero2)
 # ## The run that did not fit
 
 # %% fits
-run = lab.train(stage=2, model="gpt-1m", gpu_memory=ceiling)
+run = lab.train(stage=2, model="gpt-10m", gpu_memory=ceiling)
 run
 
 # %% whose
@@ -267,15 +267,15 @@ lab.compare(one, run)
 # first gradient), it is sent, it goes.
 
 # %% order
-records = run.ranks[0].records
-facts = [(e.time, f"sent   {e.label}") for e in records.collectives if e.op == "reduce_scatter"]
+small = lab.train(stage=2, model="gpt-1m", steps=1)
+records = small.ranks[0].records
+facts = [(e.time, f"sent     {e.label}") for e in records.collectives if e.op == "reduce_scatter"]
 for event in records.memory:
-    if event.kind == "bucket" and event.phase == "backward":
-        facts.append((event.time, "appears" if event.delta > 0 else "  goes"))
-last_backward = [m.time for m in records.marks if m.name == "forward_end"][-1]
-for time, what in sorted(facts)[:]:
-    if time > last_backward:
-        print(what)
+    if event.kind == "bucket":
+        word = "appears: " if event.delta > 0 else "    goes:"
+        facts.append((event.time, f"{word} {abs(event.delta) / 2**10:.0f} KiB"))
+for _, what in sorted(facts):
+    print(what)
 
 # %% [markdown] timeline-heading
 # The same as lanes, a rank each: when it computed, what was on its way, when it waited.
@@ -283,7 +283,7 @@ for time, what in sorted(facts)[:]:
 # %% timeline
 from zerolab_widgets import StepTimeline
 
-StepTimeline(run)
+StepTimeline(small)
 
 # %% [markdown] trace-heading
 # ## One step, call by call
@@ -307,8 +307,8 @@ print(
 # %% [markdown] break-heading
 # ## Break one line
 #
-# `receive` waits for the collective. Rank 2 is in a hurry and does not. Which ranks will be wrong,
-# and from when on? Decide before you run the cell.
+# `receive` waits for the collective. The last rank is in a hurry and does not. Which ranks will be
+# wrong, and from when on? Decide before you run the cell.
 
 # %% break
 Mine = lab.running("zerolab.zero2:Zero2")
@@ -316,9 +316,10 @@ Mine = lab.running("zerolab.zero2:Zero2")
 
 class Hasty(Mine):
     def receive(self, bucket):
-        if comm.get_rank() != ranks - 1:
+        if comm.get_rank() != comm.get_world_size() - 1:
             return super().receive(bucket)
-        bucket.reduced, bucket.work, self.kept = bucket.incoming.clone(), None, bucket.work
+        vars(self).setdefault("unfinished", []).append(bucket.work)
+        bucket.reduced, bucket.work = bucket.incoming.clone(), None
         bucket.state = type(bucket.state).REDUCED
 
 
@@ -327,9 +328,10 @@ with lab.plugged("zerolab.zero2:Zero2", Hasty):
 broken
 
 # %% [markdown] broken
-# One hasty rank is enough to ruin all of them: its slice of the update is garbage (in the lockstep
-# world always NaN, on real hardware sometimes right, which is worse), and the all-gather hands it
-# to everybody. Even the watchful ranks have it from the second step on.
+# One hasty rank is enough to ruin all of them. In the lockstep world what nobody waited for is NaN;
+# the check before the step sees it, and *all* ranks skip the step, every time: the losses stand
+# still. On real hardware there may be old numbers in that memory, or by luck the right ones. Then
+# nothing is skipped, and the garbage of one slice goes to everybody with the next all-gather.
 
 # %% [markdown] bridge-heading
 # ## The same in PyTorch: FSDP2
@@ -344,22 +346,28 @@ broken
 def with_fsdp(steps=3):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "c10d":
+                counts[func._opname] = counts.get(func._opname, 0) + 1
+            return func(*args, **(kwargs or {}))
 
     torch.manual_seed(0)
-    model = gpt.GPT(shape)
+    model = gpt.GPT(small_shape)
     mesh = init_device_mesh("cpu", (2,))
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    losses, counts = [], {}
+    losses = []
     for step in range(steps):
-        with CommDebugMode() as debug:
+        counts = {}
+        with Calls():
             loss = model(*batch(step))
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        counts = {str(op).split(".")[-1]: n for op, n in debug.get_comm_counts().items()}
         losses.append(loss.item())
     return losses, counts
 
@@ -367,10 +375,11 @@ def with_fsdp(steps=3):
 def batch(step):
     from zerolab import data
 
-    stream = data.batches(data.load_text(), comm.get_rank(), 2, 4, shape.seq_len, seed=step)
+    stream = data.batches(data.load_text(), comm.get_rank(), 2, 4, small_shape.seq_len, seed=step)
     return next(stream)
 
 
+small_shape = gpt.preset("gpt-nano")
 theirs = zerolab.run(with_fsdp, world_size=2, world="gloo", ledger=False)
 print("losses of rank 0:", [f"{loss:.6f}" for loss in theirs[0][0]])
 print("calls of a step: ", theirs[0][1])
@@ -384,7 +393,7 @@ def with_ours(steps=3):
         "zero_optimization": {"stage": 2},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.0}},
     }
-    engine, *_ = zerolab.initialize(model=gpt.GPT(shape), config=config)
+    engine, *_ = zerolab.initialize(model=gpt.GPT(small_shape), config=config)
     losses = []
     for step in range(steps):
         loss = engine(*batch(step))
@@ -463,14 +472,14 @@ print("after 15 steps of stage 2: The " + zerolab.run(write, ranks, args=(15, 60
 # Your record: bytes, calls, and the closed form, as in chapter 04.
 
 # %% record
+two = lab.train(stage=2, model="gpt-1m")
 sizes = estimate.layout(gpt.GPT(shape), estimate.BUCKET_NUMEL, ranks)
 formula = estimate.state_bytes(2, "bf16", sizes)
-print("held    ", {kind: f"{size:,}" for kind, size in run.ranks[0].state_bytes.items()})
+print("held    ", {kind: f"{size:,}" for kind, size in two.ranks[0].state_bytes.items()})
 print("formula ", {kind: f"{size:,}" for kind, size in formula.items()})
-step = [e for e in run.ranks[0].records.collectives if e.purpose == "data"][
-    -2 * len(sizes.trained) :
-]
-print(f"at the peak {run.peak_bytes / 2**20:.2f} MiB; {len(step)} collectives in the last step")
+calls = [event for event in two.ranks[0].records.collectives if event.purpose == "data"]
+step = calls[-2 * len(sizes.trained) :]
+print(f"at the peak {two.peak_bytes / 2**20:.2f} MiB; {len(step)} collectives in the last step")
 
 # %% [markdown] answer-heading
 # ## The answer

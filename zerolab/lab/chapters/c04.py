@@ -16,6 +16,7 @@ EXERCISES = (
         target="zerolab.two_layers.optimizer_sharding:train_sharded_optimizer",
         minutes=25,
         difficulty=3,
+        seconds=60.0,
         check=c04_blank.check_train_sharded_optimizer,
         hints=(
             "One flat buffer for all parameters, as long as a multiple of the ranks. If the "
@@ -96,6 +97,7 @@ EXERCISES = (
         target="zerolab.optim:cut_segments",
         minutes=15,
         difficulty=3,
+        seconds=60.0,
         check=c04_checks.check_cut_segments,
         hints=(
             "For each shard go through all parameters: which positions does the parameter take "
@@ -125,6 +127,7 @@ EXERCISES = (
         target="zerolab.optim:step_bucket",
         minutes=20,
         difficulty=3,
+        seconds=60.0,
         check=c04_checks.check_step_bucket,
         hints=(
             "Four things in this order: gradients in the right dtype, each segment its part of "
@@ -155,6 +158,7 @@ EXERCISES = (
         target="zerolab.zero1:Zero1",
         minutes=20,
         difficulty=3,
+        seconds=60.0,
         check=c04_checks.check_zero1,
         hints=(
             "Which shards does this rank update? That list alone decides how much the optimizer "

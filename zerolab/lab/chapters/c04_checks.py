@@ -297,7 +297,7 @@ def check_zero1(answer: Function) -> Iterator[str]:
         yield stage_runs.same_weights(plan, ranks, call)
     plan = Plan(1, 4, "bf16")
     ranks = stage_runs.run(plan)
-    stage_runs.same_bits(plan, ranks, stage_runs.run(Plan(0, 4, "bf16")), call)
+    stage_runs.same_bits(plan, ranks, stage_runs.stage_0(4, "bf16"), call)
     yield "bf16 on 4 ranks: the bits of stage 0"
     for shown in ranks:
         _check_held(shown, 4, call)

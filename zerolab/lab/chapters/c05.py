@@ -19,6 +19,7 @@ EXERCISES = (
         target="zerolab.two_layers.gradient_sharding:train_sharded_gradients",
         minutes=25,
         difficulty=3,
+        seconds=60.0,
         check=c05_blank.check_train_sharded_gradients,
         hints=(
             "Pad and slice every parameter by itself. Then a hook on the parameter, "
@@ -59,6 +60,7 @@ EXERCISES = (
         target="zerolab.zero2:keep_own_slice",
         minutes=6,
         difficulty=1,
+        seconds=60.0,
         check=c05_checks.check_keep_own_slice,
         hints=(
             "A slice has no memory of its own: it is a window on the whole buffer, and keeps the "
@@ -85,6 +87,7 @@ EXERCISES = (
         target="zerolab.zero2:Zero2",
         minutes=20,
         difficulty=3,
+        seconds=60.0,
         check=c05_checks.check_zero2,
         hints=(
             "The full buffer must be held by nobody but the collective. So where does the mean of "
@@ -115,6 +118,7 @@ EXERCISES = (
         target="zerolab.sim.temporaries:bucket_peak_numel",
         minutes=20,
         difficulty=3,
+        seconds=60.0,
         check=c05_checks.check_bucket_peak_numel,
         hints=(
             "Play it: go through the arrivals one by one, and keep a set of the buckets that "
@@ -143,6 +147,7 @@ EXERCISES = (
         target="zerolab.sim.traffic:reduction_passes",
         minutes=8,
         difficulty=2,
+        seconds=60.0,
         check=c05_checks.check_reduction_passes,
         hints=(
             "Two factors: how many reductions there are in a step, and whether one counts once "

@@ -123,6 +123,12 @@ def run(plan: Plan) -> list[Shown]:
     return evidence.run(_train, plan.world_size, plan)
 
 
+@cache
+def stage_0(world_size: int, dtype: str) -> list[Shown]:
+    """Return what stage 0 showed: the reference to the last bit of what does not change it."""
+    return run(Plan(0, world_size, dtype))
+
+
 def _train(plan: Plan) -> Shown:
     model, dtype = plan.model().to(evidence.home()), DTYPES[plan.dtype]
     trainer, *_ = engine.initialize(model=model, config=plan.config())
