@@ -21,8 +21,11 @@ def trials():
 def test_demo_shows_who_fits_and_that_all_is_as_predicted(capsys):
     assert cli.run(SMALL) == 0
     out = capsys.readouterr().out
-    assert out.count("OOM") == 2  # the title explains the word, stage 0 is one
-    assert out.count("exact") == 4
+    rows = [line.split()[:3] for line in out.splitlines() if " measured " in line]
+    fits = [" ".join(words).removesuffix(" measured") for words in rows]
+    assert fits == ["0 no", "0 no limit", "1 yes", "2 yes", "3 yes"]
+    assert out.count(" formula ") == 7, "five rows, a heading, and the sentence below them"
+    assert "as the formula says, to the byte: stages 0 no limit, 1, 2, 3" in out
     assert "Of the allocated memory" in out
     assert "the same to the last bit" in out
     assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
@@ -47,7 +50,7 @@ def test_one_byte_too_much_is_noticed(trials, capsys):
     assert wrong.difference_bytes() == 1
     assert not compare.all_as_predicted([wrong])
     compare.show([wrong])
-    assert "off 1" in capsys.readouterr().out
+    assert "stage 0 no limit DIFFERS by 1 bytes" in capsys.readouterr().out
 
 
 def test_one_element_too_much_is_noticed(trials):

@@ -277,6 +277,57 @@ def test_exercises_are_summed_up():
     assert (second.outcome, second.attempts, second.predictions) == ("UNATTEMPTED", 0, 1)
 
 
+def hunt(time, named, outcome, bug="stops_at_numel"):
+    return entry(time, "hunt", exercise="0.1", mutant=bug, named=named, outcome=outcome)
+
+
+def test_predictions_show_the_first_try_and_hunts_how_far_they_got(tmp_path, capsys, monkeypatch):
+    entries = [
+        entry(1, "prediction", exercise="0.3", predicted=160, measured=61.8),
+        entry(2, "prediction", exercise="0.3", predicted=62, measured=61.8),
+        hunt(3, "pads_each_shard", "FAIL"),
+        hunt(4, "stops_at_numel", "UNATTEMPTED"),
+        hunt(5, "stops_at_numel", "PASS"),
+        hunt(6, "pads_each_shard", "FAIL", bug="returns_the_length"),
+    ]
+    chapter = progress_summary.summarise(entries)[0]
+    first, second = chapter.predictions
+    assert (first.id, first.unit, first.predicted, first.measured, first.tries) == (
+        "0.3",
+        "MiB",
+        160.0,
+        61.8,
+        2,
+    )
+    assert (second.id, second.predicted, second.tries) == ("0.4", None, 0)
+    found, open_one = chapter.hunts
+    assert (found.bug, found.wrong_names, found.named, found.mended) == (
+        "stops_at_numel",
+        1,
+        True,
+        True,
+    )
+    assert (open_one.bug, open_one.wrong_names, open_one.named) == ("", 1, False), "no name yet"
+
+    log = tmp_path / progress.FILE
+    log.write_text("".join(json.dumps(one) + "\n" for one in entries))
+    monkeypatch.setenv("ZEROLAB_WORKSPACE", str(tmp_path))
+    assert cli.run(["progress"]) == 0
+    shown = capsys.readouterr().out
+    assert "predictions of chapter 00" in shown and "bug hunts of chapter 00" in shown
+    row = next(words for line in shown.splitlines() if (words := line.split())[:1] == ["0.3"])
+    assert row == ["0.3", "160", "61.8", "MiB", "2"]
+    assert "returns_the_length" not in shown
+    assert cli.run(["progress", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["chapters"][0]
+    assert told["predictions"][0]["measured"] == 61.8 and told["hunts"][0]["mended"] is True
+
+
+def test_what_was_skipped_or_could_not_be_checked_is_no_attempt():
+    entries = [attempt(1, "SKIPPED"), entry(2, "skip", exercise="0.1")]
+    assert progress_summary.summarise(entries)[0].exercises[0].attempts == 0
+
+
 def test_breaks_do_not_count_as_time():
     pause = progress_summary.PAUSE_SECONDS
     chapter = progress_summary.summarise([

@@ -136,6 +136,7 @@ def show(trials: Sequence[Trial]) -> None:
     """Print the two tables and the sentences under them."""
     console = Console(highlight=False)
     console.print(_memory(trials))
+    console.print(_agreement(trials))
     for trial in trials:
         if not trial.fits:
             console.print(f"stage {trial.name}: {trial.outcome.error}\n", markup=False)
@@ -146,21 +147,30 @@ def show(trials: Sequence[Trial]) -> None:
 def _memory(trials: Sequence[Trial]) -> object:
     """Bytes of rank 0, each stage above its closed form."""
     table = tables.new_table(
-        "MiB on rank 0 when gradients are ready (OOM: at the peak)",
-        ["stage", "fits", *tables.STATES, "states", "peak"],
+        "MiB on rank 0 when gradients are ready (out of memory: at the peak)",
+        ["stage", "fits", "", *tables.STATES, "states", "peak"],
     )
     for trial in trials:
         report, form = trial.outcome.reports[0], trial.predicted_bytes(0)
         held = report.state_bytes if trial.fits else report.peak_by_kind
         states = [held.get(kind, 0) for kind in tables.STATES]
-        fits = "OOM" if not trial.fits else "yes" if trial.limit else "-"
+        fits = "no" if not trial.fits else "yes" if trial.limit else "no limit"
         cells = [*states, sum(states), report.peak_bytes]
-        table.add_row(trial.name, fits, *map(tables.mib, cells))
+        table.add_row(str(trial.stage), fits, "measured", *map(tables.mib, cells))
         forms = [form[kind] for kind in tables.STATES]
-        row = ["", "form", *map(tables.mib, [*forms, sum(forms)])]
-        end = "" if not trial.fits else _exact(trial.difference_bytes())
-        table.add_row(*row, end, style="dim", end_section=True)
+        row = ["", "", "formula", *map(tables.mib, [*forms, sum(forms)])]
+        table.add_row(*row, "", style="dim", end_section=True)
     return table
+
+
+def _agreement(trials: Sequence[Trial]) -> str:
+    """Say where the states are the formula's to the byte, on every rank, and where not."""
+    finished = [trial for trial in trials if trial.fits]
+    exact = [trial.name for trial in finished if trial.difference_bytes() == 0]
+    lines = [f"states as the formula says, to the byte: stages {', '.join(exact)}"] if exact else []
+    apart = [trial for trial in finished if trial.difference_bytes()]
+    lines += [f"stage {t.name} DIFFERS by {t.difference_bytes():,} bytes" for t in apart]
+    return "\n".join(lines)
 
 
 def _traffic(trials: Sequence[Trial]) -> object:
@@ -168,7 +178,7 @@ def _traffic(trials: Sequence[Trial]) -> object:
     ops = ("all_reduce", "reduce_scatter", "all_gather")
     table = tables.new_table(
         "elements that one step moves (an all-reduce counts twice)",
-        ["stage", *ops, "moved", "form"],
+        ["stage", *ops, "moved", "formula"],
     )
     for trial in (trial for trial in trials if trial.fits):
         traffic = trial.outcome.reports[0].traffic
@@ -176,11 +186,6 @@ def _traffic(trials: Sequence[Trial]) -> object:
         numbers = [*cells, trial.moved_elements(), trial.predicted_elements()]
         table.add_row(trial.name, *(f"{number:,}" for number in numbers))
     return table
-
-
-def _exact(difference: int) -> str:
-    """Say how far bytes are from their closed form, over all kinds and ranks."""
-    return "exact" if difference == 0 else f"off {difference:,}"
 
 
 def _losses(trials: Sequence[Trial]) -> str:

@@ -53,6 +53,10 @@ def show(path: Path | None, log: "Log", rows: "Sequence[ChapterRow]") -> None:
     for row in rows:
         if row.exercises:
             console.print(exercise_table(row))
+        if any(one.tries for one in row.predictions):
+            console.print(prediction_table(row))
+        if row.hunts:
+            console.print(hunt_table(row))
     for row in rows:
         if row.quiz.misconceptions:
             names = ", ".join(row.quiz.misconceptions[:5])
@@ -93,6 +97,36 @@ def exercise_table(row: "ChapterRow") -> Any:
             f"{one.minutes:.0f}",
             ", ".join(one.mutants) or "-",
         )
+    return table
+
+
+def prediction_table(row: "ChapterRow") -> Any:
+    """Show one line a number to predict: the first try counts."""
+    from .tables import new_table
+
+    columns = ["prediction", "predicted", "measured", "unit", "tries"]
+    table = new_table(f"predictions of chapter {row.chapter}", columns)
+    for one in row.predictions:
+        numbers = [number(one.predicted), number(one.measured)]
+        table.add_row(one.id, *numbers, escape(one.unit), str(one.tries or "-"))
+    return table
+
+
+def number(value: float | None) -> str:
+    """Write a number with five digits; a dash for what is not there."""
+    return "-" if value is None else f"{value:,.5g}"
+
+
+def hunt_table(row: "ChapterRow") -> Any:
+    """Show one line a bug that was looked for."""
+    from .tables import new_table
+
+    table = new_table(f"bug hunts of chapter {row.chapter}", ["bug in", "wrong names", "named"])
+    table.add_column("mended", justify="right")
+    table.add_column("it was", overflow="fold")
+    for one in row.hunts:
+        answers = ["yes" if done else "not yet" for done in (one.named, one.mended)]
+        table.add_row(one.exercise, str(one.wrong_names), *answers, one.bug or "-")
     return table
 
 

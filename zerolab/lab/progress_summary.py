@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
-from . import exercise, quiz_bank, quiz_session, workspace
+from . import exercise, prediction, quiz_bank, quiz_session, workspace
 from .outcome import Outcome
 
 PAUSE_SECONDS = 600  # a longer silence is a break, and none of it counts as work
@@ -45,6 +45,28 @@ class QuizRow:
 
 
 @dataclass(slots=True)
+class PredictionRow:
+    """One number that was predicted: the first try, which counts, and what was measured then."""
+
+    id: str
+    unit: str
+    predicted: float | None = None
+    measured: float | None = None
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class HuntRow:
+    """One bug of an exercise; its name is told once it has been found."""
+
+    exercise: str
+    bug: str = ""  # the mutant, "" while it has not been named
+    wrong_names: int = 0
+    named: bool = False
+    mended: bool = False
+
+
+@dataclass(slots=True)
 class ChapterRow:
     """One chapter; `minutes` is an estimate, breaks left out."""
 
@@ -53,6 +75,8 @@ class ChapterRow:
     minutes: float
     exercises: list[ExerciseRow]
     quiz: QuizRow
+    predictions: list[PredictionRow] = field(default_factory=list)  # all there are
+    hunts: list[HuntRow] = field(default_factory=list)  # those that were begun
 
     @property
     def passed(self) -> int:
@@ -83,7 +107,42 @@ def _chapter(chapter: str, entries: Sequence[Entry], spent: defaultdict[str, flo
     except UsageError:  # no questions, or damaged ones: `zerolab quiz` says which
         bank = quiz_bank.Bank(chapter, "", ())
     quiz = _quiz([question.id for question in bank.questions], own)
-    return ChapterRow(chapter, _title(chapter), round(spent[chapter] / 60, 1), rows, quiz)
+    minutes = round(spent[chapter] / 60, 1)
+    asked = prediction.in_chapter(chapter) if chapter in exercise.CHAPTERS else ()
+    predictions = [_prediction(one, own) for one in asked]
+    return ChapterRow(chapter, _title(chapter), minutes, rows, quiz, predictions, _hunts(own))
+
+
+def _prediction(asked: prediction.Prediction, entries: Iterable[Entry]) -> PredictionRow:
+    """Find the first try at one number, and count all."""
+    row = PredictionRow(asked.id, asked.unit)
+    for entry in entries:
+        if entry["event"] == "prediction" and entry.get("exercise") == asked.id:
+            row.tries += 1
+            if row.tries == 1:
+                row.predicted, row.measured = (_real(entry, k) for k in ("predicted", "measured"))
+    return row
+
+
+def _real(entry: Entry, name: str) -> float | None:
+    """Return a number of an entry, None for anything else."""
+    value = entry.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _hunts(entries: Iterable[Entry]) -> list[HuntRow]:
+    """Sum up each bug that was looked for."""
+    rows: dict[tuple[str, str], HuntRow] = {}
+    for entry in entries:
+        if entry["event"] != "hunt":
+            continue
+        key = str(entry.get("exercise")), str(entry.get("mutant"))
+        row = rows.setdefault(key, HuntRow(key[0]))
+        row.wrong_names += entry.get("named") != entry.get("mutant")
+        row.named |= entry.get("named") == entry.get("mutant")
+        row.mended |= row.named and entry.get("outcome") == Outcome.PASS.value
+        row.bug = key[1] if row.named else ""
+    return list(rows.values())
 
 
 def _title(chapter: str) -> str:
@@ -110,9 +169,9 @@ def _exercise(
 
 
 def _count_attempt(row: ExerciseRow, entry: Entry) -> None:
-    """Take one attempt in; running an untouched cell is none."""
+    """Take one attempt in; running an untouched cell is none, nor is what cannot run here."""
     outcome, mutant = str(entry.get("outcome")), entry.get("mutant")
-    row.attempts += outcome != Outcome.UNATTEMPTED.value
+    row.attempts += outcome not in (Outcome.UNATTEMPTED.value, Outcome.SKIPPED.value)
     if row.outcome != Outcome.PASS.value:
         row.outcome = outcome
     if mutant and mutant not in row.mutants:

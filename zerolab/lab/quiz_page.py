@@ -21,17 +21,25 @@ def labels(question: Public) -> list[str]:
 
 
 def to_text(questions: Sequence[Public]) -> str:
-    """Return the questions as text."""
-    return "\n\n".join(question_text(n, question) for n, question in enumerate(questions, 1))
+    """Return the questions as text; how to answer stands above them where it is always the same."""
+    once = _same_for_all(questions)
+    texts = [question_text(n, question, not once) for n, question in enumerate(questions, 1)]
+    return "\n\n".join([*([once] if once else []), *texts])
 
 
-def question_text(number: int, question: Public) -> str:
-    """Return one question as text, with its choices."""
+def _same_for_all(questions: Sequence[Public]) -> str:
+    """Return how to answer if that is one and the same for several questions, else ""."""
+    ways = {f"{question['how']}{question['unit']}" for question in questions}
+    return ways.pop() if len(ways) == 1 and len(questions) > 1 else ""
+
+
+def question_text(number: int, question: Public, with_how: bool = True) -> str:
+    """Return one question as text, with its choices and how to answer."""
     lines = [f"{number}. {question['text']}  [{question['difficulty']}]"]
     lines += code_lines(question)
     lines += [f"   {label}) {text}" for label, text in entries(question)]
     unit = f" ({question['unit']})" if question["unit"] else ""
-    return "\n".join([*lines, f"   {question['how']}{unit}"])
+    return "\n".join([*lines, *([f"   {question['how']}{unit}"] if with_how else [])])
 
 
 def code_lines(question: Public) -> list[str]:
@@ -53,12 +61,15 @@ def entries(question: Public) -> list[tuple[str, str]]:
 
 def to_html(questions: Sequence[Public]) -> str:
     """Return the questions as HTML without script."""
-    return "".join(_question_html(n, question) for n, question in enumerate(questions, 1))
+    once = _same_for_all(questions)
+    parts = [_question_html(n, question, not once) for n, question in enumerate(questions, 1)]
+    return "".join([f"<div><i>{html.escape(once)}</i></div>" if once else "", *parts])
 
 
-def _question_html(number: int, question: Public) -> str:
+def _question_html(number: int, question: Public, with_how: bool) -> str:
     code = "\n".join(line[3:] for line in code_lines(question))
     unit = f" ({html.escape(question['unit'])})" if question["unit"] else ""
+    how = f"<div><i>{html.escape(question['how'])}{unit}</i></div>"
     rows = "".join(
         f"<div><b>{label}</b>&nbsp; {cards.text_html(text)}</div>"
         for label, text in entries(question)
@@ -67,5 +78,5 @@ def _question_html(number: int, question: Public) -> str:
         f"<p style='margin:10px 0 2px'><b>{number}.</b> {cards.text_html(question['text'])} "
         f"<i>({question['difficulty']})</i></p>"
         f"{f'<pre>{html.escape(code)}</pre>' if code else ''}{rows}"
-        f"<div><i>{html.escape(question['how'])}{unit}</i></div>"
+        f"{how if with_how else ''}"
     )
