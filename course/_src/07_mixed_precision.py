@@ -19,7 +19,7 @@ from torch import nn
 
 import zerolab
 from zerolab import comm, data, gpt, lab, precision
-from zerolab.lab import plug
+from zerolab.lab import own_text, plug
 from zerolab.sim import estimate, states
 from zerolab_widgets import DeadlockTable, EngineMap, MemoryBars, QuizCard
 
@@ -64,14 +64,15 @@ QuizCard(lab.quiz("07", part="recall"))
 # A floating number has a sign, an exponent (how far it reaches) and a fraction (how fine it is).
 
 # %% format-table
-print("        bits  largest    smallest normal  smallest   next after 1")
+print(
+    f"{'':9} {'bits':>4} {'largest':>10} {'normal from':>12} {'smallest':>10} {'next after 1':>13}"
+)
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     info = torch.finfo(dtype)
-    tiny = info.smallest_normal * info.eps
-    name = str(dtype).removeprefix("torch.")
+    smallest = info.smallest_normal * info.eps
     print(
-        f"{name:9}{info.bits:3}  {info.max:.3g}{info.smallest_normal:17.2g}{tiny:13.2g}"
-        f"{1 + info.eps:13.6f}"
+        f"{str(dtype)[6:]:9} {info.bits:4} {info.max:10.3g} {info.smallest_normal:12.2g} "
+        f"{smallest:10.2g} {1 + info.eps:13.8f}"
     )
 
 # %% [markdown] reach-or-fineness
@@ -91,32 +92,33 @@ for dtype in (torch.float16, torch.bfloat16):
     print(f"{str(dtype)[6:]:9} {words}")
 
 # %% [markdown] two-dangers
-# fp16 fails at both ends: large numbers become infinite, small ones become zero. bf16 does neither
-# here, but 2048 + 1 is lost on both. Each danger has its own remedy, and the chapter takes them
-# from the last to the first: what is lost in a sum needs a clean copy, what vanishes needs a loss
-# scale, what becomes infinite needs an agreement among all ranks.
+# fp16 fails at both ends: large numbers become infinite, small ones become zero. bf16 does
+# neither here, but 2048 + 1 is lost on both. Each danger has its own remedy, and the chapter
+# takes them from the last to the first: what is lost in a sum needs a clean copy, what vanishes
+# needs a loss scale, what becomes infinite needs an agreement among all ranks.
 
 # %% [markdown] predict-master
 # ## Predict: why a clean copy
 #
-# In the metaphor of the class, the optimizer writes into a clean copy in fp32, and the textbook is
-# printed anew from it after each step. The print is coarse, and nobody minds: forward and backward
-# are content with it. But what if a pupil corrects the printed page itself?
+# In the metaphor of the class, the optimizer writes into a clean copy in fp32, and the textbook
+# is printed anew from it after each step. The print is coarse, and nobody minds: forward and
+# backward are content with it. But what if a pupil corrects the printed page itself?
 
 # %% prediction-master
-lab.predict("7.8")
+lab.predict("7.8", None)
 
 # %% [markdown] after-prediction
-# So a weight is *read* in 16 bits and *kept* in 32. The clean copy costs 4 bytes a parameter. None
-# of the three articles says that the 12 bytes of "optimizer state" which ZeRO divides first are
-# 4 + 4 + 4 only because of it: without master weights Adam would keep 8.
+# So a weight is *read* in 16 bits and *kept* in 32. The clean copy costs 4 bytes a parameter.
+# None of the three articles says that the 12 bytes of "optimizer state" which ZeRO divides first
+# are 4 + 4 + 4 only because of it: without master weights Adam would keep 8.
 
 # %% [markdown] vanish
 # ## What vanishes, and what a scale saves
 #
-# The gradients of a small GPT after one backward in fp32, counted as fp16 would see them: how many
-# become zero, how many infinite? A *loss scale* multiplies the loss, and by the chain rule every
-# gradient with it.
+# The gradients of a small GPT after one backward in fp32, counted as fp16 would see them: how
+# many become zero, how many are *coarse* (below the smallest normal number, where digits are
+# missing), how many infinite? A *loss scale* multiplies the loss, and by the chain rule every
+# gradient.
 
 # %% vanishing
 torch.manual_seed(0)
@@ -127,16 +129,20 @@ model(tokens, targets).backward()
 grads = torch.cat([param.grad.flatten() for param in model.parameters()])
 grads = grads[grads != 0]
 for power in (0, 8, 16, 20, 24):
-    seen = (grads * 2.0**power).half()
-    lost, broken = (seen == 0).float().mean(), seen.isinf().float().mean()
-    print(f"scale 2**{power:<3} {lost:8.2%} become zero, {broken:8.4%} infinite")
+    seen = (grads * 2.0**power).half().abs()
+    lost = (seen == 0).float().mean()
+    coarse = (seen < torch.finfo(torch.float16).smallest_normal).float().mean() - lost
+    broken = seen.isinf().float().mean()
+    print(f"scale 2**{power:<3} zero {lost:7.2%}   coarse {coarse:7.2%}   infinite {broken:7.2%}")
 
 # %% [markdown] window
-# There is a window, and nobody knows where: it moves while the model learns. So the scale is
-# *dynamic*: as large as possible, halved when something overflows, doubled after many good steps.
-# A step that overflowed is not made; its batch is lost, and that is cheap when it happens once in
-# a thousand steps. (Micikevicius et al., *Mixed Precision Training*, 2018.) The scale is a power of
-# two, so that multiplying with it changes the exponent alone and rounds nothing.
+# Even this young model, whose gradients are large, loses digits without a scale, and there is a
+# window of scales in which it loses neither end. Nobody knows where: it moves while the model
+# learns. So the scale is *dynamic*: as large as possible, halved when something overflows,
+# doubled after many good steps. A step that overflowed is not made; its batch is lost, and that
+# is cheap when it happens once in a thousand steps. (Micikevicius et al., *Mixed Precision
+# Training*, 2018.) The scale is a power of two, so that multiplying with it changes the exponent
+# alone and rounds nothing.
 
 # %% [markdown] your-turn-blank
 # ## Your turn, on an empty page
@@ -146,9 +152,9 @@ for power in (0, 8, 16, 20, 24):
 # multiplied the loss is the one that divides the gradients.
 #
 # The check trains six steps on four ranks, one of which meets a batch that overflows. It compares
-# your scales and your master weights with torch's `GradScaler` in one process, and counts the bytes
-# that you hold between two steps. *About 25 minutes;* `lab.hint("7.1")` helps. You may also go on
-# with the reference and come back.
+# your scales and your master weights with torch's `GradScaler` in one process, and counts the
+# bytes that you hold between two steps. *About 25 minutes;* `lab.hint("7.1")` helps. You may also
+# go on with the reference and come back.
 
 # %% exercise zerolab.two_layers.mixed_precision:train_mixed_precision
 lab.check("7.1", train_mixed_precision)
@@ -175,10 +181,11 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{str(dtype)[6:]:9} sum {total:>9,.1f}   mean {mean:>9,.1f}")
 
 # %% [markdown] communication-type
-# `comm` adds in fp32 in rank order and rounds once. Real libraries do not promise that: NCCL's ring
-# rounds at every hop. DeepSpeed's key `communication_data_type` chooses the type on the wire, and
-# `data_types.grad_accum_dtype` the one in which micro-steps are added. (An article says that a
-# reduce-scatter can carry 16 bits only; DeepSpeed 0.19.8 accepts fp32.) The price is bytes:
+# `comm` adds in fp32 in rank order and rounds once. Real libraries do not promise that: NCCL's
+# ring rounds at every hop. DeepSpeed's key `communication_data_type` chooses the type on the
+# wire, and `data_types.grad_accum_dtype` the one in which micro-steps are added. (An article says
+# that a reduce-scatter can carry 16 bits only; DeepSpeed 0.19.8 accepts fp32.) The price is
+# bytes:
 
 
 # %% wire-bytes
@@ -211,10 +218,10 @@ for more in (
 #
 # Now the parts of the engine's own step. Clipping needs the norm of all gradients, and a norm
 # begins with squares: of values in fp16, of a bucket that may be long, in a sum whose last bit
-# must not depend on luck. Why fp64, where the gradients have eleven bits? A sum of many squares in
-# fp32 changes with the place where it was cut into shards; at stage 0 it is cut elsewhere than at
-# stage 3, and the two would clip by factors that differ in the last bit; from there their weights
-# part. *About 8 minutes.*
+# must not depend on luck. Why fp64, where the gradients have eleven bits? A sum of many squares
+# in fp32 changes with the place where it was cut into shards; at stage 0 it is cut elsewhere than
+# at stage 3, and the two would clip by factors that differ in the last bit; from there their
+# weights part. *About 8 minutes.*
 
 # %% exercise zerolab.precision:square_sum
 lab.check("7.2", square_sum)
@@ -251,7 +258,7 @@ class Drill(nn.Module):
         return self.gpt(tokens, targets) + poison * self.gpt.last_norm.bias[0].float()
 
 
-def drill(stage, dtype="fp16", steps=4):
+def drill(stage, dtype="fp16", steps=3):
     precise = {
         "fp16": {"enabled": True, "initial_scale_power": 8, "hysteresis": 1},
         "bf16": {"enabled": True},
@@ -283,8 +290,8 @@ for rank, (seen, _, _) in enumerate(zerolab.run(drill, world_size=lab.world_size
 # ## Break it on purpose: everybody decides alone
 #
 # Let each rank believe its own eyes. At stage 0 nothing happens: after an all-reduce *every* rank
-# holds the infinite mean. At stage 2 the mean of that one weight lies on one rank only. Which rank
-# suffers?
+# holds the infinite mean. At stage 2 the mean of that one weight lies on one rank only. Which
+# rank suffers?
 
 
 # %% alone
@@ -305,16 +312,17 @@ for stage in (0, 2):
 DeadlockTable(torn)
 
 # %% [markdown] who-suffers
-# One rank has skipped and is on its way into the next step; the others wait for its norm. The rank
-# that saw the infinity is the owner of that element, and not the one with the bad batch: by now
-# the mean has carried it there. This is the lucky case, for the run stops and a table says why.
+# One rank has skipped and sends gradients of the next step already; the others wait for its norm,
+# or have not come that far. The rank that saw the infinity is the owner of that element, and not
+# the one with the bad batch: by now the mean has carried it there. This is the lucky case, for
+# the run stops and a table says why.
 
 # %% [markdown] drift-heading
 # ## The unlucky case
 #
 # Suppose all skip together, but only the rank with the bad batch halves its scale. Nobody waits
-# for anybody. From then on the ranks multiply their losses with different numbers, add the results
-# up, and each divides by its own:
+# for anybody. From then on the ranks multiply their losses with different numbers, add the
+# results up, and each divides by its own:
 
 
 # %% drift
@@ -331,20 +339,21 @@ with lab.plugged("zerolab.precision:LossScaler", HalvesWhereItHurt):
         print(f"rank {rank}: scales {[scale for _, scale in seen]}, sum of weights {total:.9f}")
 
 # %% [markdown] drifted
-# Each rank now trains a model of its own, and every loss curve looks well. A wrong number that all
-# ranks share is a bug; a right number that they do not share is a worse one. So the scaler has no
-# collective in it: it draws its conclusions from the agreement alone, and equal inputs keep the
-# copies equal.
+# Two steps later the weights differ in the seventh digit. Adam hides much of it, since it divides
+# by the size of the gradients; with SGD it would be plain. Each rank now trains a model of its
+# own, and every loss curve looks well. A wrong number that all ranks share is a bug; a right
+# number that they do not share is a worse one. So the scaler has no collective in it: it draws
+# its conclusions from the agreement alone, and equal inputs keep the copies equal.
 
 # %% [markdown] predict-clip
 # ## Predict: clipping by the norm of a shard
 #
-# Clipping shortens a gradient that is longer than `max_norm`, and leaves its direction. At stage 2
-# a rank holds a quarter of it. It is tempting to clip that quarter by its own norm: no message at
-# all, and the norm that is logged looks reasonable.
+# Clipping shortens a gradient that is longer than `max_norm`, and leaves its direction. At stage
+# 2 a rank holds a quarter of it. It is tempting to clip that quarter by its own norm: no message
+# at all, and the norm that is logged looks reasonable.
 
 # %% prediction-clip
-lab.predict("7.9")
+lab.predict("7.9", None)
 
 # %% [markdown] your-turn-norm
 # ## Your turn: the norm that nobody holds
@@ -352,29 +361,22 @@ lab.predict("7.9")
 # "In the step a rank needs nothing from the others", says an article on ZeRO-2. It needs two
 # things: the flag you have just written, and this. Send no gradients, only sums of squares, one
 # for each piece of a parameter that lies in one shard. `square_table` sums the pieces that this
-# rank owns: padding belongs to no piece, and a tied weight lies in one place, so both count right.
+# rank owns: padding belongs to no piece, and a tied weight lies in one place, so both count
+# right.
 #
 # Add in one fixed order, and all stages get the same last bit. The check compares with fp64 sums
-# over whole gradients at four stages and three numbers of ranks, and with `clip_grad_norm_` in one
-# process; it counts the collectives too. *About 20 minutes.*
+# over whole gradients at four stages and three numbers of ranks, and with `clip_grad_norm_` in
+# one process; it counts the collectives too. *About 20 minutes.*
 
 # %% exercise zerolab.precision:global_norm
 lab.check("7.4", global_norm)
 
-# %% [markdown] same-norm
-# Four stages, four ways to hold gradients, one norm:
-
-# %% norms
-for stage in (0, 1, 2, 3):
-    ranks = zerolab.run(drill, world_size=lab.world_size(), args=(stage,))
-    print(f"stage {stage}: norm of the last step on each rank {[norm for _, _, norm in ranks]}")
-
 # %% [markdown] your-turn-factor
 # ## Your turn: one multiplication
 #
-# Gradients must be divided by the scale and shortened to `max_norm`. Two passes over all gradients
-# are one too many, and one line here is wrong in many training scripts: the norm at hand is that
-# of the *scaled* gradients. *About 8 minutes.*
+# Gradients must be divided by the scale and shortened to `max_norm`. Two passes over all
+# gradients are one too many, and one line here is wrong in many training scripts: the norm at
+# hand is that of the *scaled* gradients. *About 8 minutes.*
 
 # %% exercise zerolab.precision:step_factor
 lab.check("7.5", step_factor)
@@ -382,8 +384,8 @@ lab.check("7.5", step_factor)
 # %% [markdown] your-turn-scaler
 # ## Your turn: the scaler
 #
-# A class. `window` good steps in a row double the scale. With `hysteresis` 2 the first overflow is
-# borne and the second halves: a single bad batch is no sign that the scale is too large. In
+# A class. `window` good steps in a row double the scale. With `hysteresis` 2 the first overflow
+# is borne and the second halves: a single bad batch is no sign that the scale is too large. In
 # DeepSpeed the scale begins at 2**16 and the window is 1,000; torch's `GradScaler` begins there
 # too, waits 2,000 steps and bears nothing. There is a floor: a scale that fell to zero would make
 # every gradient zero, and every step a good one. *About 20 minutes.*
@@ -394,7 +396,7 @@ lab.check("7.6", LossScaler)
 # %% life-of-a-scale
 scaler = precision.LossScaler(scale=2.0**16, dynamic=True, window=4, hysteresis=2)
 line = []
-for step in range(22):
+for _ in range(22):
     scaler.update(overflow=scaler.scale > 2**17)  # what this model bears, which nobody knows
     line.append(f"{scaler.scale / 2**16:g}")
 print("scale / 2**16 after each step:", " ".join(line))
@@ -412,8 +414,9 @@ lab.check("7.7", run_step)
 # ## A bug hunt
 #
 # DeepSpeed 0.19.8, stages 1 to 3, fp16: on some steps an SGD update of 0.125 was 0.0625 (measured
-# for this course; the same in each of the three stages). No error, no NaN, and the loss goes down.
-# Three wrong steps wait here; one of them is that one. Read the evidence: which steps are short?
+# for this course; the same in each of the three stages). No error, no NaN, and the loss goes
+# down. Three wrong steps wait here; one of them is that one. Read the evidence: which steps are
+# short?
 
 # %% hunt-1
 lab.bug_hunt("7.7")
@@ -461,7 +464,7 @@ lab.train(
 
 # %% three-types
 runs = {
-    dtype: lab.train(model="gpt-1m", dtype=dtype, stage=1, micro_batch_size=8, steps=4)
+    dtype: lab.train(model="gpt-1m", dtype=dtype, stage=1, micro_batch_size=8)
     for dtype in ("fp32", "bf16", "fp16")
 }
 for dtype, run in runs.items():
@@ -483,9 +486,9 @@ events = run.ranks[0].records.collectives
 control = sum(e.nbytes for e in events if e.phase == "step" and e.purpose == "control")
 moved = sum(e.nbytes for e in events if e.purpose == "data")
 print(f"{moved:,} bytes of gradients and parameters, {control:,} bytes of flags in steps")
-targets = [t for t in plug.entries() if t.startswith("zerolab.precision")]
-lines = sum(len(inspect.getsource(plug.entries()[t].written).splitlines()) for t in targets)
-print(f"{lines} lines of yours in the engine that ran")
+yours = {t: one for t, one in plug.entries().items() if t.startswith("zerolab.precision")}
+lines = sum(len(own_text.text_of(t, one).source.splitlines()) for t, one in yours.items())
+print(f"{lines} lines of yours, docstrings included, in the engine that ran")
 
 # %% engine-map
 EngineMap(run)
@@ -493,7 +496,8 @@ EngineMap(run)
 # %% [markdown] sample-heading
 # ## What it writes
 #
-# The model of this course, a few more steps at stage 3, in fp16 with your scaler.
+# The model of this course, some steps at stage 3, in fp16 with your scaler. It begins at 2**16,
+# and the first steps are skipped until the scale fits.
 
 
 # %% sample
@@ -516,10 +520,11 @@ def write(steps, numel):
     luck = torch.Generator().manual_seed(0)
     written = gpt.generate(engine, data.encode("\n"), shape.seq_len, luck)
     text = data.decode(list(islice(written, numel)))
-    return f"loss {loss.item():.3f}, {engine.skipped_steps} steps skipped, scale {engine.loss_scale():g}\n{text}"
+    skipped, scale = engine.skipped_steps, engine.loss_scale()
+    return f"loss {loss.item():.3f}, {skipped} steps skipped, scale {scale:g}\n{text}"
 
 
-print(zerolab.run(write, world_size=lab.world_size(), args=(30, 120))[0])
+print(zerolab.run(write, world_size=lab.world_size(), args=(20, 120))[0])
 
 # %% [markdown] last-measurement
 # ## The answer
@@ -530,9 +535,8 @@ print(zerolab.run(write, world_size=lab.world_size(), args=(30, 120))[0])
 # %% answer
 for stage in (0, 1, 2, 3):
     ranks = zerolab.run(drill, world_size=lab.world_size(), args=(stage,))
-    did = {tuple(seen) for seen, _, _ in ranks}
-    weights = {total for _, total, _ in ranks}
-    print(f"stage {stage}: {len(did)} story for all ranks, {len(weights)} sum of weights {weights}")
+    did, weights, norms = ({str(one) for one in column} for column in zip(*ranks, strict=True))
+    print(f"stage {stage}, all ranks together: {len(did)} story, weights {weights}, norm {norms}")
 
 
 # %% cost
@@ -568,10 +572,10 @@ print("applied:", [ok for ok, _ in seen], " scale:", {scale for _, scale in seen
 # %% [markdown] bf16-why
 # A million is no infinity in bf16, so there is nothing to skip, and no scale. Clipping shortened
 # the spike. That is why large models are trained in bf16 wherever the hardware has it: two things
-# less that can go wrong, at the price of three bits. bf16 still has infinities and NaN, from a division or a broken batch. DeepSpeed checks
-# for them by default (`bf16.check_grad_overflow`), and a user who does not know that sees a loss
-# that stands still without a word (deepspeedai/DeepSpeed#8415). Count your skipped steps:
-# `engine.skipped_steps`.
+# less that can go wrong, at the price of three bits. bf16 still has infinities and NaN, from a
+# division or a broken batch. DeepSpeed checks for them by default (`bf16.check_grad_overflow`),
+# and a user who does not know that sees a loss that stands still without a word
+# (deepspeedai/DeepSpeed#8415). Count your skipped steps: `engine.skipped_steps`.
 
 # %% [markdown] bridge
 # ## The same with torch's FSDP2
@@ -666,11 +670,12 @@ for name, function in (("FSDP2", with_fsdp2), ("zerolab", with_zerolab)):
 # **Two minutes.** Add: masters cost 4 bytes a parameter, so model states are 16 bytes as in fp32;
 # what shrinks is activations and traffic. After an all-reduce every rank would see an infinity by
 # itself; after a reduce-scatter only the owner of that element does, so without the agreement the
-# ranks part: a deadlock at best, drifting weights at worst. Unscale and clip in one multiplication,
-# with the norm divided by the scale first. The scale changes after the step, never between
-# backward and unscaling. A skipped step leaves moments, step count and learning-rate schedule
-# alone. Squares are added in fp64 in a fixed order, so all stages clip by the same last bit. With
-# accumulation there is one decision at the boundary, and one scale from the first micro-step on.
+# ranks part: a deadlock at best, drifting weights at worst. Unscale and clip in one
+# multiplication, with the norm divided by the scale first. The scale changes after the step,
+# never between backward and unscaling. A skipped step leaves moments, step count and
+# learning-rate schedule alone. Squares are added in fp64 in a fixed order, so all stages clip by
+# the same last bit. With accumulation there is one decision at the boundary, and one scale from
+# the first micro-step on.
 #
 # **Follow-ups.** With three ranks? With accumulation? Without clipping? Each is one call:
 
