@@ -9,7 +9,7 @@ import torch
 from zerolab import comm
 from zerolab.comm import ring, star
 from zerolab.errors import DeadlockError, MismatchError, UsageError
-from zerolab.lab import evidence, plug, training
+from zerolab.lab import evidence, plug, quiz_bank, training, workspace
 from zerolab.records import Records
 from zerolab.sim import estimate, links, traffic
 
@@ -181,6 +181,31 @@ def test_everybody_sending_first_is_a_deadlock_and_the_table_shows_every_rank(wo
         on_ranks(all_reduced, world_size, inputs(world_size, 4))
     assert [row.op for row in caught.value.table] == ["send"] * world_size
     assert all("comm.send(outgoing" in row.source for row in caught.value.table)
+
+
+def question_of_chapter_2(name):
+    bank = quiz_bank.read_bank(workspace.course_folder() / "quiz/02.toml")
+    return next(question for question in bank.questions if question.id == name)
+
+
+def test_the_bug_of_the_quiz_gives_right_sums_and_sends_whole_tensors_at_the_named_line():
+    question = question_of_chapter_2("02-ring-bug")
+    lines = question.code.splitlines()
+    (right,) = question.right
+    assert "passing = tensor.clone()" in lines[question.choices[right].line - 1]
+    names = {"comm": comm, "torch": torch, "exchange": ring.exchange}
+    exec(question.code, names)
+    given = inputs(4, 8, torch.int64)
+
+    def rank():
+        tensor = given[comm.get_rank()].clone()
+        names["ring_all_reduce"](tensor)
+        events = comm.records().collectives
+        return tensor, sum(e.elements for e in events if e.op == "send")
+
+    for tensor, sent in on_ranks(rank, 4):
+        assert torch.equal(tensor, in_rank_order(given))
+        assert sent == 4 / 2 * links.ring_sent_elements(8, 4)
 
 
 # ---------------------------------------------------------------- the switch

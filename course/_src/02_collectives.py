@@ -29,9 +29,9 @@ print(", ".join(f"{event.op} of {event.elements:,} elements" for event in calls)
 # %% [markdown] vocabulary
 # ## Five verbs
 #
-# A *collective* is a call that all ranks make, in the same order. Picture the class from chapter
-# 01. Every pupil has worked through other exercises and holds a page of points, one number for
-# each chapter of the book.
+# A *collective* is a call that all ranks make, in the same order. Picture the class again. Every
+# pupil has worked through other exercises and holds a page of points, one number for each chapter
+# of the book.
 #
 # | collective | in the class | before | after |
 # |---|---|---|---|
@@ -355,7 +355,9 @@ for stage in (0, 1, 2, 3):
 on_ring[0]
 
 # %% [markdown] seen-in-trace
-# And where they run. In the trace of one step each collective has your functions below it.
+# And where they run, in the trace of one step. A ring needs many rounds, and launching must not
+# wait; so the engine's asynchronous calls run when something waits for them. Your reduce-scatter
+# of one bucket stands after the call for the next one.
 
 # %% trace
 with comm.use_ring():
@@ -388,9 +390,9 @@ print(f"(N-1)/N is {traffic.ring_factor(ranks):.3f}")
 # ## The same sum, in another order
 #
 # The losses above agree as far as they are printed. Gradients do not, in their last bits. Addition
-# in floating point depends on the order. The package's own collectives add in rank order 0, 1, 2,
-# 3. On a ring the sum of slice c begins at rank c + 1 and ends at rank c, so each slice has an
-# order of its own.
+# in floating point depends on the order. The package's own collectives add in rank order. On a
+# ring the sum of slice c begins at rank c + 1 and ends at rank c, so each slice has an order of
+# its own.
 
 
 # %% bits
@@ -504,9 +506,9 @@ stuck(padded_on_one_rank)
 # %% [markdown] how-to-read
 # Read such a table from the odd row: the rank that returned, raised, or sits in another call is
 # the one to ask. The others only wait. (A contradiction ends the run at once, so in the last two
-# tables some ranks had not come to their call yet.) Two rules prevent all three: every rank makes
-# the same calls in the same order, and no call stands behind an `if` that depends on the rank or
-# on its data.
+# tables some ranks had not had their turn.) Two rules prevent all three: every rank makes the
+# same calls in the same order, and no call stands behind an `if` that depends on the rank or on
+# its data.
 
 # %% [markdown] forgotten
 # ## The wait that was forgotten
