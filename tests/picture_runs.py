@@ -33,10 +33,12 @@ def four_ranks():
 
 
 def out_of_memory():
-    """What lab.train returns for such a run: rank 2 asked for 12 MiB too many."""
+    """What lab.train returns for such a run: rank 2 asked for 12 MiB too many, then freed."""
     error = MemoryError("CUDA out of memory. Tried to allocate 12.00 MiB. Of the allocated memory")
-    vars(error).update(rank=2, requested=12 * MIB, op="aten.mm", where="cell:5")
-    ranks = [SimpleNamespace(rank=i, records=each) for i, each in enumerate(four_ranks())]
+    vars(error).update(rank=2, requested=12 * MIB, allocated=30 * MIB, op="aten.mm", where="cell:5")
+    failing = four_ranks()
+    failing[2].memory.append(event(0.7, -30 * MIB, 0, "param", 0, "backward", "free", ""))
+    ranks = [SimpleNamespace(rank=i, records=each) for i, each in enumerate(failing)]
     return SimpleNamespace(ranks=ranks, capacity=40 * MIB, error=error)
 
 

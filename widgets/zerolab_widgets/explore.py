@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from zerolab.errors import UsageError
 from zerolab.sim import estimate, shapes
+from zerolab.sim.shapes import GPTConfig
 
 from .bars import Bar, finding_under, in_order, mib
 from .theme import KINDS as KIND_STYLES
@@ -58,12 +59,16 @@ class Setting:
                 raise UsageError(f"{name} {value} is out of range; give {least} to {most:,}")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
+def _shape(num_params: int, seq_len: int) -> GPTConfig:
+    return shapes.shape_for(num_params, seq_len)
+
+
 def activations(setting: Setting) -> int:
     """Return the bytes of activations of one rank; no stage changes them."""
     if not setting.micro_batch:
         return 0
-    shape = shapes.shape_for(setting.num_params, setting.seq_len)
+    shape = _shape(setting.num_params, setting.seq_len)
     whole = estimate.activation_bytes(
         shape, setting.micro_batch, setting.precision, checkpointed=setting.checkpointed
     )
@@ -74,7 +79,7 @@ def activations(setting: Setting) -> int:
 
 def breakdown(setting: Setting) -> dict[str, int]:
     """Return the bytes on one GPU by kind."""
-    shape = shapes.shape_for(setting.num_params, setting.seq_len)
+    shape = _shape(setting.num_params, setting.seq_len)
     parts = estimate.memory_breakdown(
         setting.num_params,
         setting.world_size,
@@ -82,7 +87,7 @@ def breakdown(setting: Setting) -> dict[str, int]:
         setting.precision,
         setting.optimizer,
         gathered_numel=estimate.gathered_peak_numel(shapes.unit_numels(shape)),
-        activation=activations(replace(setting, stage=0, world_size=1)),
+        activation=activations(setting),
     )
     if setting.offload and setting.stage:
         parts |= dict.fromkeys(on_host(setting), 0)
@@ -123,7 +128,7 @@ def finding(setting: Setting, capacity: int) -> str:
 
 def note(setting: Setting) -> str:
     """Return what the bars suppose, and what lies in host memory."""
-    shape = shapes.shape_for(setting.num_params, setting.seq_len)
+    shape = _shape(setting.num_params, setting.seq_len)
     words = [
         f"Estimated, nothing was run. Activations are those of a GPT with {shape.num_layers} "
         f"layers of width {shape.dim:,}, fused attention, no dropout."

@@ -57,14 +57,22 @@ class MemoryTimeline(picture.Picture):
         run = self._run
         if run.failed is None:
             return {}
-        return {"rank": run.failed, "requested": run.requested, "text": run.message}
+        return {
+            "rank": run.failed,
+            "moment": curves.failure_moment(run, self._chart.curves[run.failed]),
+            "held": run.held,
+            "requested": run.requested,
+            "text": run.message,
+        }
 
     def to_html(self) -> str:
         """Return the picture without script: an image, and the peak of every rank as a table."""
         if not any(curve.at for curve in self._chart.curves):
             return f"<p>{html.escape(self.finding)}</p>"
         still = curves.chart_of(self._run, STILL_MOMENTS)
-        image = picture.image(to_svg(still, self.capacity, self._run.failed), self.finding)
+        failed = self._run.failed
+        at = -1 if failed is None else curves.failure_moment(self._run, still.curves[failed])
+        image = picture.image(to_svg(still, self.capacity, failed, at), self.finding)
         text = self.failure.get("text", "")
         note = f"<p>{html.escape(text)}</p>" if text else ""
         return f"<p><b>{html.escape(self.finding)}</b></p>{image}{note}{to_table(self._chart)}"
@@ -106,13 +114,15 @@ def _row(curve: Curve, births: Sequence[Any]) -> str:
 WIDTH, STRIP, LEFT, GAP = 640, 84, 64, 10
 
 
-def to_svg(drawn: Chart, capacity: int, failed: int | None) -> str:
-    """Return the still picture as SVG text."""
+def to_svg(drawn: Chart, capacity: int, failed: int | None = None, at: int = -1) -> str:
+    """Return the still picture as SVG text; rank `failed` ran out of memory at moment `at`."""
     paper, count = theme.LIGHT, len(drawn.curves)
     top = max([capacity, *(curve.peak for curve in drawn.curves)]) * 1.05 or 1
     kinds = [kind for kind in theme.KINDS if any(kind in curve.sizes for curve in drawn.curves)]
     strips = [
-        _strip(curve, i * (STRIP + GAP) + GAP, drawn.moments, top, capacity, i == failed)
+        _strip(
+            curve, i * (STRIP + GAP) + GAP, drawn.moments, top, capacity, at if i == failed else -1
+        )
         for i, curve in enumerate(drawn.curves)
     ]
     height = count * (STRIP + GAP) + GAP + 22
@@ -123,7 +133,7 @@ def to_svg(drawn: Chart, capacity: int, failed: int | None) -> str:
     )
 
 
-def _strip(curve: Curve, above: int, moments: int, top: float, capacity: int, failed: bool) -> str:
+def _strip(curve: Curve, above: int, moments: int, top: float, capacity: int, end: int) -> str:
     paper, floor = theme.LIGHT, above + STRIP
     parts = [
         f'<rect x="{LEFT}" y="{above}" width="{WIDTH}" height="{STRIP}" fill="{paper.track}"/>'
@@ -141,11 +151,11 @@ def _strip(curve: Curve, above: int, moments: int, top: float, capacity: int, fa
             f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" '
             f'stroke="{paper.alarm}" stroke-width="2" stroke-dasharray="6 4"/>'
         )
-    if failed:
-        x = LEFT + len(curve.at) * step
+    if end >= 0:
+        x = LEFT + (end + 1) * step
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{above}" y2="{floor}" stroke="{paper.alarm}" '
-            f'stroke-width="2"/><text x="{x + 4:.1f}" y="{above + 24}" fill="{paper.alarm}">'
+            f'stroke-width="2"/><text x="{x + 4:.1f}" y="{above + 12}" fill="{paper.alarm}">'
             "out of memory</text>"
         )
     parts.append(f'<text x="4" y="{above + 14}" fill="{paper.ink}">{curve.label}</text>')

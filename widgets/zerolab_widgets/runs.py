@@ -22,6 +22,7 @@ class Run:
         capacity: bytes of each GPU, 0 for no limit.
         failed: position of the rank that ran out of memory, None if none did.
         requested: bytes that did not fit, 0 where nobody said.
+        held: bytes that it held then; while the error travelled, memory was freed.
         op: the operation that asked for them.
         where: "file:line" that asked for them.
         message: the first sentences of the error.
@@ -34,6 +35,7 @@ class Run:
     op: str = ""
     where: str = ""
     message: str = ""
+    held: int = 0
 
     @property
     def world(self) -> str:
@@ -81,4 +83,5 @@ def _with_ending(records: Sequence[Records], run: Any) -> Run:
         getattr(error, "op", ""),
         getattr(error, "where", ""),
         str(error or "").split(" Of the allocated")[0],
+        getattr(error, "allocated", 0),
     )

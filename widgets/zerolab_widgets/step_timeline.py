@@ -100,7 +100,7 @@ def to_svg(ranks: Sequence[RankStep]) -> str:
         top = GAP + i * (3 * LANE + GAP)
         svg.text(4, top + 12, rank.label)
         svg.rect(LEFT, top, WIDTH, 3 * LANE, theme.LIGHT.track)
-        for piece in rank.pieces:
+        for piece in sorted(rank.pieces, key=lambda piece: piece.what == "exposed"):
             used[piece.what] = None
             y = top + lanes.LANES.index(piece.lane) * LANE
             width = max((piece.end - piece.start) * scale, 1)

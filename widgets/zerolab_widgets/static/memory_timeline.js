@@ -86,9 +86,9 @@ function paintLimits(svg, model, rank, index, step, scale) {
   }
   const failure = model.get("failure");
   if (failure.rank !== index) return;
-  const x = rank.length * step;
-  const held = heldAt(rank, rank.length - 1).reduce((sum, [, bytes]) => sum + bytes, 0);
-  const [low, high] = [held, held + failure.requested].map((size) => STRIP.height - size * scale);
+  const x = (failure.moment + 1) * step;
+  const wanted = failure.held + failure.requested;
+  const [low, high] = [failure.held, wanted].map((size) => STRIP.height - size * scale);
   shape("path", svg, { d: `M${x},${STRIP.height}V0`, class: "zl-end" });
   shape("path", svg, { d: `M${x},${low}V${high}M${x - 5},${high}h10`, class: "zl-wanted" });
   const right = x > STRIP.width / 2;
@@ -98,8 +98,9 @@ function paintLimits(svg, model, rank, index, step, scale) {
 
 function topOfStrips(model, ranks) {
   const failure = model.get("failure");
-  const wanted = ranks[failure.rank] ? ranks[failure.rank].peak + failure.requested : 0;
-  return Math.max(model.get("capacity"), wanted, 1, ...ranks.map((r) => r.peak)) * 1.05;
+  const wanted = ranks[failure.rank] ? failure.held + failure.requested : 0;
+  const top = Math.max(model.get("capacity"), wanted, 1, ...ranks.map((r) => r.peak));
+  return top * (wanted ? 1.25 : 1.05); // room for the words above
 }
 
 function drawStrip(model, ui, rank, index, scale) {
@@ -187,7 +188,7 @@ function drawMoment(model, ui) {
     for (const [kind, bytes] of held) {
       const piece = make("div", "", part.bar);
       piece.dataset.kind = kind;
-      piece.style.height = `${bytes * ui.scale}px`;
+      piece.style.height = `${(100 * bytes * ui.scale) / STRIP.height}%`;
       piece.title = `${kinds[kind].label}: ${mib(bytes)}`;
       paint(piece, kinds[kind]);
     }

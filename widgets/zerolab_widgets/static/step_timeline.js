@@ -35,8 +35,9 @@ function drawPiece(model, svg, fills, piece, box, index) {
   const { lanes } = model.get("theme");
   const scale = STEP.width / (model.get("drawn").length || 1);
   const width = Math.max((end - start) * scale, 2);
-  const at = { x: start * scale, y: box.y, width, height: box.height, fill: fills[what] ?? fills.idle };
-  const node = shape("rect", svg, { ...at, class: width > 4 ? "zl-piece zl-wide" : "zl-piece" });
+  const at = { x: start * scale, y: box.y, width, height: box.height };
+  const fill = width < 8 ? lanes[what]?.fill : fills[what]; // hatching needs room
+  const node = shape("rect", svg, { ...at, fill: fill ?? fills.idle, class: width > 4 ? "zl-piece zl-wide" : "zl-piece" });
   node.dataset.piece = index;
   node.dataset.what = what;
   shape("title", node, {}, `${model.get("drawn").texts[text]} (${lanes[what]?.label ?? what})`);
@@ -111,7 +112,7 @@ function drawChosen(model, ui) {
   const [, what, start, end, , text] = piece;
   const length = drawn.axis === "time" ? ` for ${(end - start).toFixed(2)} ms` : "";
   const style = lanes[what] ?? { label: what, meaning: "" };
-  ui.said.textContent = `${drawn.ranks[index].label}: ${drawn.texts[text]}${length}. ${style.label}: ${style.meaning}.`;
+  ui.said.textContent = `${drawn.ranks[index].label}: ${drawn.texts[text]}${length}. ${style.label[0].toUpperCase()}${style.label.slice(1)}: ${style.meaning}.`;
 }
 
 function listenToSteps(model, ui) {
