@@ -91,6 +91,19 @@ def test_an_all_reduce_of_the_ring_of_comm_ends_whole_everywhere():
     assert steps.finding.endswith("At the end every rank has all of it.")
 
 
+def test_a_collective_that_went_round_the_ring_is_drawn_by_its_parts():
+    def composed():
+        with comm.use_ring():
+            comm.reduce_scatter(torch.zeros(3), torch.ones(12))
+
+    steps = CollectiveSteps.of(run(composed), "reduce_scatter")
+    assert steps.steps == CollectiveSteps(N, "reduce_scatter").steps
+
+
+def test_two_ranks_send_as_much_as_the_tensor():
+    assert "every rank sends as much as the tensor." in CollectiveSteps(2).finding
+
+
 def test_a_star_takes_longer_and_its_centre_sends_most():
     reading = messages.rounds_of(run(star))
     assert (reading.chunks, reading.elements) == (1, 12)

@@ -50,6 +50,22 @@ def test_another_shape_is_another_call():
     assert stuck.odd_ones(rows) == [2]
 
 
+def test_a_rank_without_a_turn_is_not_odd_beside_a_contradiction():
+    gathers = row(1, op="all_gather", detail="all_gather #3 (8)")
+    rows = [row(0), gathers, row(2, "computing", detail=""), row(3, "computing", detail="")]
+    assert stuck.odd_ones(rows) == []
+    assert stuck.finding(rows) == (
+        "Rank 0 waits in all_reduce #3 (sum, 10 float32); rank 1 waits in all_gather #3 (8)."
+    )
+    assert stuck.odd_ones([*rows[:2], row(2), rows[3]]) == [1]
+
+
+def test_who_is_busy_is_odd_when_all_others_wait_for_it():
+    assert stuck.odd_ones([row(0, "computing", detail=""), row(1), row(2)]) == [0]
+    busy = [row(rank, "computing", detail="") for rank in range(2)]
+    assert stuck.finding(busy).startswith("None of 2 ranks waited: Rank 0 was busy")
+
+
 def test_rows_say_what_the_others_wait_for():
     says = [line.says for line in stuck.lines_of(one_left_early())]
     assert says[2].endswith("Ranks 0, 1 and 3 wait in all_reduce #3 (sum, 10 float32).")

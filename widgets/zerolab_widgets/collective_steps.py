@@ -192,10 +192,11 @@ def finding(
     busiest = [rank for rank, elements in sorted(sent.items()) if elements == most]
     everybody = len(busiest) == len(end)
     who = "every rank sends" if everybody else f"rank {busiest[0]} sends most,"
-    share = f"{most / reading.elements:.2f}".rstrip("0").rstrip(".")
+    times = f"{most / reading.elements:.2f}".rstrip("0").rstrip(".")
+    share = "as much as the tensor" if times == "1" else f"{times} times the tensor"
     count = len(reading.rounds)
     steps = f"{count} step{'' if count == 1 else 's'}"
-    return f"{title}: {steps}, {who} {share} times the tensor. {_ending(end, whole, goals)}"
+    return f"{title}: {steps}, {who} {share}. {_ending(end, whole, goals)}"
 
 
 def _ending(end: Holdings, whole: Sequence[int], goals: Sequence[tuple[int, int]]) -> str:

@@ -84,7 +84,7 @@ def facts_of(run: Any) -> Mapping[str, Any]:
         UsageError: there are none.
     """
     ask = getattr(run, "engine_map", None)
-    facts = ask() if callable(ask) else run
+    facts: Any = ask() if callable(ask) else run
     if facts is None:
         return {"stage": None, "moments": [], "pieces": []}
     known = isinstance(facts, Mapping) and {"stage", "moments", "pieces"} <= set(facts)

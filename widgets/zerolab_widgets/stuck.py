@@ -1,8 +1,10 @@
 """Chapter 2: the rows of a run that cannot go on, as a table that marks the odd one out.
 
-Owns no state. A row says what one rank did when the run stopped. Rows of ranks that did the same
-are alike; if all but a few are alike, those few are the odd ones, and to look there first is
-nearly always right. Messages differ in their partner alone: their kind of call is what counts.
+Owns no state. A row says what one rank did when the run stopped. The odd ones out are ranks that
+are gone, and those that wait in another call than most of the waiting; if there are none, those
+that were busy. To look there first is nearly always right. A rank that is merely busy is not odd
+beside two that contradict each other: it had no turn yet. Messages differ in their partner alone:
+their kind of call is what counts.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from zerolab.errors import UsageError
 from zerolab.records import RankRow
 
 MESSAGES = ("send", "recv")
+ENDED = ("returned", "raised", "died")
 MEANINGS = {
     "waiting": "waits in",
     "computing": "was busy, after",
@@ -37,26 +40,29 @@ def rows_of(error: Any) -> list[RankRow]:
     return sorted(rows, key=lambda row: row.rank)
 
 
-def alike(row: RankRow) -> tuple[str, str]:
-    """Return what two rows must share to count as doing the same."""
-    if row.state != "waiting":
-        return (row.state, "")
-    return (row.state, row.op if row.op in MESSAGES else row.detail or row.op)
+def alike(row: RankRow) -> str:
+    """Return what two waiting rows must share to count as waiting in the same call."""
+    return row.op if row.op in MESSAGES else row.detail or row.op
+
+
+def waiting_groups(rows: Sequence[RankRow]) -> list[list[RankRow]]:
+    """Return the waiting rows by call, the largest group first."""
+    groups: dict[str, list[RankRow]] = {}
+    for row in rows:
+        if row.state == "waiting":
+            groups.setdefault(alike(row), []).append(row)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def odd_ones(rows: Sequence[RankRow]) -> list[int]:
-    """Return the ranks that did something else than most; none where there is no majority.
-
-    Two ranks of which one waits: the other one is odd, for it is not there.
-    """
-    groups: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        groups.setdefault(alike(row), []).append(row.rank)
-    largest = max(groups.values(), key=len)
-    if 2 * len(largest) > len(rows):
-        return [row.rank for row in rows if row.rank not in largest]
-    absent = [row.rank for row in rows if row.state != "waiting"]
-    return absent if len(absent) < len(rows) else []
+    """Return the ranks that stand apart, in order; none where there are sides and no majority."""
+    groups = waiting_groups(rows)
+    odd = [row.rank for row in rows if row.state in ENDED]
+    if len(groups) > 1 and len(groups[0]) > len(groups[1]):
+        odd += [row.rank for group in groups[1:] for row in group]
+    if not odd and len(groups) == 1:
+        odd = [row.rank for row in rows if row.state != "waiting"]
+    return sorted(odd)
 
 
 def call_text(row: RankRow) -> str:
@@ -83,40 +89,48 @@ def said(row: RankRow) -> str:
 
 
 def needs(rows: Sequence[RankRow], rank: int) -> str:
-    """Return what the others wait for, seen from one rank."""
-    waiting = [row for row in rows if row.state == "waiting" and row.rank != rank]
+    """Return in what the others wait, seen from one rank."""
     mine = next(row for row in rows if row.rank == rank)
-    if mine.state == "waiting" and not waiting:
+    others = waiting_groups([row for row in rows if row.rank != rank])
+    if not others:
         return "Nobody else waits."
-    calls = sorted({call_text(row) for row in waiting if alike(row) != alike(mine)})
-    if not calls:
+    if mine.state == "waiting":
+        others = [group for group in others if alike(group[0]) != alike(mine)]
+    if not others:
         return "The others that wait are in the same call."
-    ranks = [row.rank for row in waiting if alike(row) != alike(mine)]
-    verb = "waits" if len(ranks) == 1 else "wait"
-    return f"{_ranks(ranks)} {verb} in {' and '.join(calls)}."
+    return f"{capital('; '.join(map(wait_text, others)))}."
 
 
 def finding(rows: Sequence[RankRow]) -> str:
     """Return in one sentence who stands apart from whom."""
-    odd = odd_ones(rows)
-    waiting = [row for row in rows if row.state == "waiting" and row.rank not in odd]
-    if odd:
-        parts = [said(row).rstrip(".") for row in rows if row.rank in odd]
-        verb = "waits" if len(waiting) == 1 else "wait"
-        calls = " and ".join(sorted({call_text(row) for row in waiting}))
-        if waiting:
-            parts.append(f"{_ranks([row.rank for row in waiting]).lower()} {verb} in {calls}")
-        return "; ".join(parts) + "."
-    if len({alike(row) for row in rows}) == 1 and waiting:
-        return f"All {len(rows)} ranks wait in a {rows[0].op}, each for another: a circle."
-    return f"{len(rows)} ranks, and no two groups of them make the same call."
+    odd, groups = odd_ones(rows), waiting_groups(rows)
+    parts = [said(row).rstrip(".") for row in rows if row.rank in odd]
+    rest = [[row for row in group if row.rank not in odd] for group in groups]
+    if not odd and len(groups) == 1:
+        return f"All {len(rows)} ranks wait in a {groups[0][0].op}, each for another: a circle."
+    parts += [wait_text(group) for group in rest if group]
+    if not parts:
+        return f"None of {len(rows)} ranks waited: {said(rows[0])}"
+    return f"{capital('; '.join(parts))}."
+
+
+def wait_text(group: Sequence[RankRow]) -> str:
+    """Return in words who waits in what: "ranks 0 and 1 wait in barrier #2"."""
+    calls = sorted({call_text(row) for row in group})
+    verb = "waits" if len(group) == 1 else "wait"
+    return f"{_ranks([row.rank for row in group])} {verb} in {' and '.join(calls)}"
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital at its start and the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
-        return f"Rank {ranks[0]}"
+        return f"rank {ranks[0]}"
     *most, last = map(str, ranks)
-    return f"Ranks {', '.join(most)} and {last}"
+    return f"ranks {', '.join(most)} and {last}"
 
 
 @dataclass(frozen=True)
