@@ -288,3 +288,28 @@ def test_a_model_without_anything_to_train_is_refused_in_these_words():
     model = make_model().requires_grad_(False)
     with pytest.raises(UsageError, match="no parameter to train"):
         zerolab.initialize(model=model, config=make_config(0))
+
+
+# -- a model that changes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_layer_replaced_after_initialize_is_refused_by_name(stage):
+    def work():
+        engine = build(make_model(), stage)
+        micro_step(engine, 0)
+        engine.module[2][0] = nn.Linear(6, 6)
+        with pytest.raises(UsageError, match=r"parameter '2.0.weight' was added or replaced after"):
+            micro_step(engine, 1)
+
+    comm.run(work, world_size=2)
+
+
+def test_a_layer_added_frozen_is_nobodys_business():
+    def work():
+        engine = build(make_model(), stage=1)
+        engine.module.append(nn.Linear(6, 6).requires_grad_(False))
+        micro_step(engine, 0)
+        assert engine.was_step_applied()
+
+    comm.run(work, world_size=2)

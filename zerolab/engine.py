@@ -120,6 +120,7 @@ class Engine(nn.Module):
             persistent=units_.persistent(self.module, cfg),
         )
         self.sharding = stage_class(cfg.stage)(self.module, units, self._options(mixed))
+        self._taken = {id(slot.param) for bucket in self.sharding.buckets for slot in bucket.slots}
         self.groups = optim.BucketGroups(self.optimizer, group_of)
         self.groups.adopt(self.sharding.trainable)
         self.sharding.boundary = self.is_gradient_accumulation_boundary()
@@ -193,6 +194,7 @@ class Engine(nn.Module):
         if self.sharding.no_sync:
             raise UsageError("engine.step() was called inside no_sync(): leave the block first")
         self._step_applied = False
+        misuse.refuse_new_parameters(self.module, self._taken)
         with self._whole_or_nothing():
             self.sharding.end_micro_step()
             if self.is_gradient_accumulation_boundary():

@@ -1,12 +1,15 @@
 """Chapter 12: errors of torch whose cause lies in how the engine is used, said in its words.
 
 Owns nothing. Phases: the engine catches an error of forward and asks here whether it can be
-explained; if not, the error goes on as it is.
+explained; if not, the error goes on as it is. Before a step it asks for what torch would not
+even notice.
 """
 
+from collections.abc import Set
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .errors import UsageError
@@ -33,3 +36,22 @@ def explain_dtype(error: RuntimeError, inputs: Any, dtype: torch.dtype) -> None:
         f"the model computes in {ours}, as the configuration says, and an input is {given}: cast "
         f"floating inputs, as in engine(x.to(torch.{ours})); the engine does not touch your data"
     ) from error
+
+
+def refuse_new_parameters(module: nn.Module, known: Set[int]) -> None:
+    """Raise UsageError for a parameter that is in the model now and was not at `initialize`.
+
+    No bucket has a place for it: it would be trained by nobody, and every rank's gradient would
+    stay its own.
+
+    Args:
+        module: the model.
+        known: ids of the parameters that the engine took.
+    """
+    for name, param in module.named_parameters():
+        if param.requires_grad and id(param) not in known:
+            raise UsageError(
+                f"parameter {name!r} was added or replaced after initialize, so the engine would "
+                "not train it: change the model first and then call initialize, or freeze it with "
+                "requires_grad_(False)"
+            )
