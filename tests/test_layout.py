@@ -189,7 +189,7 @@ def test_widgets_read_records_and_estimates_only():
         for _, module, _ in imports(parts, tree, "zerolab_widgets")
         if module.startswith("zerolab.")
     }
-    assert read <= {"records", "errors", "sim", "device"}  # device: sizes as text
+    assert read <= {"records", "errors", "sim", "device", "flat"}  # sizes as text; shard_map
 
 
 def test_functions_of_chapters_are_called_through_their_module():
