@@ -31,6 +31,15 @@ def stage_1():
     return lab.engine_map(stage=1)
 
 
+@pytest.fixture(scope="module")
+def stage_3():
+    """The map of stage 3 with one function of a learner in it."""
+    write_shard_bounds()
+    facts = lab.engine_map(stage=3)
+    plug.reset()
+    return facts
+
+
 def names(facts, moment):
     return {f"{p['module']}.{p['name']}" for p in facts["pieces"] if p["moment"] == moment}
 
@@ -44,12 +53,13 @@ def test_functions_stand_at_the_moments_at_which_a_step_calls_them(stage_1):
     assert "comm.all_gather" not in after and "comm.reduce_scatter" not in step
 
 
-def test_stage_3_gathers_at_three_moments():
-    facts = lab.engine_map(stage=3)
+def test_stage_3_gathers_at_two_moments_and_frees_at_two(stage_3):
+    facts = stage_3
     for moment in ("pre_forward", "pre_backward"):
         assert "comm.all_gather" in names(facts, moment), moment
         assert any(name.endswith(f".{moment}") for name in names(facts, moment))
-    assert any(name.endswith(".reshard") for name in names(facts, "post_forward"))
+    for moment in ("post_forward", "post_backward"):
+        assert any(name.endswith(".reshard") for name in names(facts, moment)), moment
     assert "comm.reduce_scatter" in names(facts, "post_backward")
     assert "comm.all_gather" not in names(facts, "step")
 
@@ -91,19 +101,19 @@ def test_rows_go_from_what_others_stand_on_upward(stage_1):
     assert set(modules) <= set(engine_map.MODULES)
 
 
-def test_state_stays_small_and_the_still_picture_is_the_same_twice(stage_1):
-    first = EngineMap(lab.engine_map(stage=3))
+def test_state_stays_small_and_the_still_picture_is_the_same_twice(stage_3):
+    first = EngineMap(stage_3)
     assert len(json.dumps(first.get_state(), default=str)) < 50_000
     data, _ = first._repr_mimebundle_()
+    write_shard_bounds()
     assert data["text/html"] == EngineMap(lab.engine_map(stage=3)).to_html()
     assert data["text/plain"] == f"EngineMap: {first.finding}"
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_script_lights_yours_and_tells_of_a_choice(draw, keep, dark):
-    write_shard_bounds()
-    picture = EngineMap(lab.engine_map(stage=3))
+def test_script_lights_yours_and_tells_of_a_choice(draw, keep, stage_3, dark):
+    picture = EngineMap(stage_3)
     page = draw("engine_map", picture, dark=dark)
     shown = [piece for piece in picture.pieces if not piece["helper"]]
     assert page.locator(".zl-piece").count() == len(shown) < len(picture.pieces)

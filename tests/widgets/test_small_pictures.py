@@ -68,6 +68,14 @@ def test_large_pictures_are_drawn_and_react_at_once(draw, name):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_fit_a_narrow_column(draw, keep, name):
+    page = draw(name, PICTURES[name][0](), width=400)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    keep(page, f"narrow_{name}")
+
+
+@pytest.mark.browser
 def test_pictures_follow_the_theme_of_the_page(draw):
     page = draw("shard_map", PICTURES["shard_map"][0]())
     ink = "getComputedStyle(document.querySelector('.zl-finding')).color"
