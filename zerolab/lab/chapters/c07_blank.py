@@ -30,10 +30,10 @@ BAD_STEP = 2  # the last rank's batch overflows
 def two_layers() -> nn.Module:
     """Return 8 -> 16 -> 4 with a first layer so small that fp16 alone would lose its changes."""
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    first = nn.Linear(8, 16)
     with torch.no_grad():
-        model[0].weight.mul_(0.01)
-    return model
+        first.weight.mul_(0.01)
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(16, 4))
 
 
 def small_batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,11 +81,14 @@ def _by_hand_rank() -> ByHand:
     home, gpu, rank = evidence.home(), device.current(), comm.get_rank()
     assert gpu is not None
     model = two_layers().to(home)
-    batches = [tuple(t.to(home) for t in small_batch(rank, step)) for step in range(STEPS)]
+    batches = []
+    for step in range(STEPS):
+        inputs, targets = small_batch(rank, step)
+        batches.append((inputs.to(home), targets.to(home)))
     given = sum(tensor.nbytes for batch in batches for tensor in batch)
     shown = ByHand([], [], [])
 
-    def stream() -> Iterator[tuple[torch.Tensor, ...]]:
+    def stream() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for step, batch in enumerate(batches):
             if step:
                 shown.held.append(gpu.allocated_bytes - given)
@@ -116,6 +119,7 @@ def by_hand_alone() -> ByHand:
             inputs, targets = small_batch(rank, step)
             scaler.scale(F.mse_loss(model(inputs.half()).float(), targets)).backward()
             for sums, param in zip(total, model.parameters(), strict=True):
+                assert param.grad is not None
                 sums += param.grad.float()
                 param.grad = None
         for master, sums in zip(masters, total, strict=True):

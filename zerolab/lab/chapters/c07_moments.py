@@ -59,17 +59,24 @@ def _norm_rank(stage: int) -> Norm:
     said = precision.global_norm(buckets, {bucket: set() for bucket in buckets})
     events = comm.records().collectives[first:]
     fewer = precision.global_norm(buckets, {b: _bias_in(b) for b in buckets})
-    grads = {n: utils.safe_get_full_grad(p).double() for n, p in model.named_parameters()}
-    rest = [grad.flatten() for name, grad in grads.items() if name != "bias"]
+    grads = {name: _whole_grad(param) for name, param in model.named_parameters()}
+    rest = [grad for name, grad in grads.items() if name != "bias"]
     trainer.close()
     return Norm(
         _number(said),
-        torch.cat([grad.flatten() for grad in grads.values()]).norm().item(),
+        torch.cat(list(grads.values())).norm().item(),
         _number(fewer),
         torch.cat(rest).norm().item(),
         len(events),
         frozenset(event.purpose for event in events),
     )
+
+
+def _whole_grad(param: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's reduced gradient [numel] in fp64, from whoever holds it."""
+    grad = utils.safe_get_full_grad(param)
+    assert grad is not None
+    return grad.double().flatten()
 
 
 def _bias_in(bucket: buckets_.Bucket) -> set[int]:
