@@ -432,9 +432,9 @@ def textbook(rank, world_size, step):
 
 
 with lab.plugged("zerolab.comm.ring:sent_slice", textbook), comm.use_ring():
-    wrong = lab.train(model="gpt-nano", stage=0, steps=8)
+    wrong = lab.train(model="gpt-nano", stage=0, steps=5)
 with comm.use_ring():
-    good = lab.train(model="gpt-nano", stage=0, steps=8)
+    good = lab.train(model="gpt-nano", stage=0, steps=5)
 print("right:", " ".join(f"{loss:.3f}" for loss in good.losses))
 print("wrong:", " ".join(f"{loss:.3f}" for loss in wrong.losses))
 
@@ -557,8 +557,8 @@ for n in (8, 1024):
 # %% [markdown] measured-heading
 # ## Measured: small messages and large ones
 #
-# Now real processes and a real library, gloo over the loopback of this machine. First one
-# exchange, small and large: that gives alpha and beta. Then the model has to predict what your
+# Now real processes and a real library, gloo over the loopback of this machine. First single
+# messages, small and large: that gives alpha and beta. Then the model has to predict what your
 # all-reduce takes. These figures are *measured here and now*, with all ranks sharing the cores of
 # one machine. They say nothing about a cluster, and they will be different next time.
 
@@ -576,11 +576,17 @@ def seconds(repeats, call, *tensors):
     return min(took[1:])  # of the undisturbed one
 
 
+def ten_rounds(here, there):
+    for _ in range(5):
+        ring.exchange(here, there)
+        ring.exchange(there, here)
+
+
 def measure(plan):
     found = {}
     for numel, repeats in plan:
         here, there = torch.ones(numel), torch.zeros(numel)
-        found["exchange", numel] = seconds(repeats, ring.exchange, here, there)
+        found["message", numel] = seconds(repeats, ten_rounds, here, there) / 10
         found["ring", numel] = seconds(repeats, ring.all_reduce, there)
         found["star", numel] = seconds(repeats, star.sum_everywhere, there)
     return found
@@ -590,7 +596,7 @@ plan = ((1, 20), (2**14, 10), (2**20, 5))  # elements, repeats
 took = zerolab.run(measure, ranks, "gloo", args=(plan,), ledger=False)[0]
 smallest, largest = plan[0][0], plan[-1][0]
 alpha, beta = links.fitted(
-    (4 * smallest, took["exchange", smallest]), (4 * largest, took["exchange", largest])
+    (4 * smallest, took["message", smallest]), (4 * largest, took["message", largest])
 )
 print(f"measured on gloo: alpha {alpha * 1e6:.0f} microseconds, beta {beta / 1e9:.2f} GB/s")
 for numel, _ in plan:
