@@ -149,5 +149,5 @@ def finding(stage: int | None, pieces: Sequence[Piece]) -> str:
     text = f"Stage {stage}: a step calls {len(names)} functions of the engine, "
     if not yours:
         return f"{text}none of them yours so far."
-    listed = ", ".join(list(yours)[:6]) + (", ..." if len(yours) > 6 else "")
+    listed = ", ".join(list(yours)[:6]) + (f" and {len(yours) - 6} more" if len(yours) > 6 else "")
     return f"{text}{len(yours)} of them yours: {listed}."

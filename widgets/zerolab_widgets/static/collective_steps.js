@@ -92,7 +92,7 @@ function drawSteps(model, ui, moved) {
   const [width, height] = box.total;
   ui.svg.replaceChildren();
   ui.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  ui.svg.style.minWidth = `${Math.min(width, 560)}px`;
+  ui.svg.style.minWidth = `${Math.min(width, 700)}px`;
   ui.svg.style.maxWidth = `${width}px`;
   const one = model.get("whole").length === 1;
   model.get("whole").forEach((_, chunk) => {

@@ -75,7 +75,7 @@ function drawScale(parent, buffer, ends) {
   const sorted = [...new Set([0, ...ends, buffer.length])].sort((a, b) => a - b);
   for (const position of sorted) {
     const at = position / buffer.length;
-    if (at !== 1 && (at - last < 0.09 || (at > 0.91 && at !== 0))) continue;
+    if (at !== 1 && (at - last < 0.12 || at > 0.87)) continue;
     const text = make("span", at === 1 ? "zl-last" : "", scale, position.toLocaleString("en-US"));
     text.style.left = `${100 * at}%`;
     last = at;
