@@ -337,9 +337,12 @@ print({kind: f"{size / 2**20:.2f} MiB" for kind, size in run.fullest.peak_by_kin
 # %% [markdown] peak-why
 # The peak of everything lies early in backward: all activations are still there, and gathered
 # parameters with them, while the first gradients come. So the rule to remember is *16 Psi / N, and
-# the largest unit and its neighbour, and activations*. An article says that stage 3 holds "exactly
-# 1/N of the parameters". That is so between steps. Another says that stage 3 trains "any model size
-# in theory": the largest unit must fit, whole, with its gradients and activations.
+# the root, a block and its neighbour, and activations*.
+#
+# Three sentences from articles, settled by these numbers. "A GPU holds exactly 1/N of the
+# parameters": between steps, yes. "Any model size in theory": the largest unit must fit, whole,
+# with its gradients and activations. "On a single GPU use stage 3": with N = 1 nothing is divided,
+# and without offload nothing is saved.
 
 # %% [markdown] traffic-heading
 # ## Three Psi
@@ -364,11 +367,13 @@ for stage in (0, 1, 2, 3):
 # %% [markdown] traffic-why
 # So why three? **Forward gathers the parameters (1), backward gathers them again because they were
 # freed in between (2), and the gradients are reduce-scattered (3).** Stages 0 to 2 also do the
-# third, and in place of the first two they gather once, after the step. What stage 3 pays is half
-# as much again, for 2 bytes a parameter and the freedom to have no whole model anywhere.
+# third, and in place of the first two they gather once, after the step. An article's table has
+# "all-gather" for stage 3's forward and "reduce-scatter" for its backward: the gather in backward
+# is missing.
 #
-# "Significantly more", says an article. In volume it is 1.5 times. What hurts in practice is that
-# the gathers are many and each must be there in time.
+# "Significantly more", says another. In volume it is 1.5 times, and against DeepSpeed's default
+# stage 2, which all-reduces, it is equal. What hurts in practice is that the gathers are many, and
+# each must be there in time.
 
 # %% accumulation
 from zerolab.lab.chapters import unit_runs
