@@ -91,7 +91,8 @@ CARD = "FAIL  0.1 shard_bounds\nThe slices overlap.\n  call  shard_bounds(10, 4,
 
 
 def rows_of(cells, raised, *outcomes):
-    entries = [{"event": "attempt", "exercise": "0.1", "outcome": o} for o in outcomes]
+    fields = {"event": "attempt", "exercise": "0.1", "reason": "too few GPUs"}
+    entries = [{**fields, "outcome": outcome} for outcome in outcomes]
     return whole_run._row(exercise.find("0.1"), cells, raised, entries)
 
 
@@ -103,6 +104,7 @@ def rows_of(cells, raised, *outcomes):
         ('lab.check("0.1", f)', "", ["FAIL", "PASS"], "passed", ""),
         ('# lab.check("0.1", f)', "", [], "not attempted", "its cell never calls lab.check"),
         ('lab.check("0.1", g)', "x\nNameError: g", [], "failed", "NameError: g"),
+        ('lab.check("0.1", f)', "", ["SKIPPED"], "skipped", "too few GPUs"),
         ('lab.check("0.10", f)', "", [], "not attempted", "no cell of the notebook checks it"),
     ],
 )
@@ -149,6 +151,23 @@ def test_a_damaged_notebook_is_named_and_left_alone(mine, capsys):
     assert cli.run(["check", "00"]) == 2
     assert ".zerolab/backup" in capsys.readouterr().err
     assert (mine / NAME).read_text() == "{"
+
+
+def test_matrix_says_why_something_was_skipped(mine, capsys, monkeypatch):
+    rows = [
+        whole_run.Row(one, "f", whole_run.SKIPPED, "It trains on 4 GPUs and this machine has 2.")
+        for one in ("0.1", "0.2")
+    ]
+    run = whole_run.WholeRun("00", "nccl", 1.0, rows)
+    assert run.passed, "what cannot run here is no failure"
+    monkeypatch.setattr(results, "hardware", lambda world: "2 x a GPU")
+    results.record(mine, run)
+    assert cli.run(["check", "00", "--matrix", "--workspace", str(mine)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("It trains on 4 GPUs") == 1 and "  skipped 0.1, 0.2: It trains" in shown
+    assert cli.run(["check", "00", "--matrix", "--json", "--workspace", str(mine)]) == 0
+    told = json.loads(capsys.readouterr().out)["exercises"][0]["worlds"]
+    assert told["nccl"]["outcome"] == "skipped" and "4 GPUs" in told["nccl"]["message"]
 
 
 def test_matrix_shows_the_newest_run_of_each_world(mine):

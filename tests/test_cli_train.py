@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zerolab import cli, gpt
-from zerolab.cli import compare, job
+from zerolab.cli import compare, job, tables
 from zerolab.sim import estimate
 
 NANO = ["train", "--model", "gpt-nano", "--steps", "3", "--gpus", "4"]
@@ -57,7 +57,7 @@ def test_result_goes_to_stdout_and_news_to_stderr(capsys):
     assert [f"step {number}/3" in err for number in (1, 2, 3)] == [True] * 3
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_all_stages_lose_the_same_and_meet_their_closed_forms(capsys, dtype):
     results = [run_json(capsys, "--stage", str(k), "--dtype", dtype) for k in range(4)]
     assert all(result["losses"] == results[0]["losses"] for result in results)
@@ -104,6 +104,16 @@ def test_a_config_file_decides_what_flags_leave_open(capsys, tmp_path):
     code, out, err = run(capsys, "--config", str(path), "--stage", "1")
     assert (code, out) == (2, "")
     assert "contradicts" in err
+
+
+def test_fp16_by_flag_keeps_what_the_file_says_of_its_loss_scale(capsys, tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps({"train_batch_size": 8, "fp16": {"initial_scale_power": 8}}))
+    result = run_json(capsys, "--config", str(path), "--dtype", "fp16")
+    assert result["dtype"] == "fp16" and result["losses"][-1] < result["losses"][0]
+    path.write_text(json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}}))
+    code, _out, err = run(capsys, "--config", str(path), "--dtype", "fp16")
+    assert code == 2 and "--dtype fp16 contradicts the config file" in err
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +206,48 @@ def test_a_config_that_warns_says_so(capsys, tmp_path):
     code, _out, err = run(capsys, "--config", str(path))
     assert code == 0
     assert err.startswith("warning: prescale_gradients")
+
+
+# What cannot be written, what is refused, what broke off.
+
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+
+
+@FULL
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_full_disk_is_one_line(words):
+    command = [sys.executable, "-m", "zerolab", *NANO, "--steps", "1", *words]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "error: the result cannot be written: No space left on device"
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [(["--stage", "7"], "stage"), (["--steps", "x"], "whole number"), (["--nonsense"], "nonsense")],
+)
+def test_bad_usage_with_json_is_a_json_object(capsys, args, said):
+    code, out, err = run(capsys, "--json", *args)
+    told = json.loads(out)
+    assert code == 2 and told["exit_code"] == 2 and said in told["error"]
+    assert told["error"] in err, "people read the same"
+
+
+def test_after_out_of_memory_the_table_says_which_step_it_shows(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    whole = run_json(capsys, "--stage", "1")
+    peak = whole["ranks"][0]["peak_bytes"]
+    first = run_json(capsys, "--stage", "1", "--steps", "1")["ranks"][0]["peak_bytes"]
+    assert first < peak, "Adam's averages come with the first step: the second needs more"
+    code, out, _ = run(capsys, "--stage", "1", "--gpu-memory", str((first + peak) // 2))
+    assert code == 3
+    assert "MiB on each rank when gradients were ready in step 1" in out
+    titles = ("1, the last whole one", "2, cut short")  # rank 0 may not have begun it
+    assert any(f"collectives of step {words}" in " ".join(out.split()) for words in titles)
+    cut_short = job.RankReport(0, losses=[1.0], traffic_step=2)
+    assert tables.traffic_table(cut_short, True).title == "collectives of step 2, cut short"
+    assert tables.traffic_table(cut_short).title == "collectives of the last step"
+    code, out, _ = run(capsys, "--stage", "1", "--gpu-memory", str(first // 2))
+    assert code == 3 and "gradients were never ready" in out

@@ -8,6 +8,8 @@ Owns the program `zerolab` and the one place where errors turn into exit codes:
 Commands import torch only when they run, so that `zerolab --help` answers at once.
 """
 
+import errno
+import json
 import os
 import sys
 import traceback
@@ -51,20 +53,48 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are already on stderr."""
+    as_json = "--json" in (sys.argv[1:] if args is None else args)
     try:
         code = app(args, prog_name="zerolab", standalone_mode=False)
         if code == INTERRUPTED:
             _say("interrupted")  # typer has caught Ctrl-C itself
+        sys.stdout.flush()
         return code if isinstance(code, int) else SUCCESS
-    except _TypedWrong as error:
-        _say(typed_wrong(error))
-        return BAD_USAGE
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
         return INTERRUPTED
     except Exception as error:
-        _say(describe(error))
-        return exit_code(error)
+        return _failed(error, as_json)
+
+
+def _failed(error: Exception, as_json: bool) -> int:
+    """Say what went wrong and return the exit code."""
+    if isinstance(error, _TypedWrong):
+        return _refused(typed_wrong(error), as_json)
+    if isinstance(error, UsageError):
+        return _refused(describe(error), as_json)
+    if isinstance(error, OSError) and _cannot_write(error):
+        if error.errno != errno.EPIPE:  # a reader that has left, as `head` does, knows
+            _say(f"error: the result cannot be written: {error.strerror}")
+        return FAILURE
+    _say(describe(error))
+    return exit_code(error)
+
+
+def _refused(text: str, as_json: bool) -> int:
+    """Say on stderr what is wrong with a command, to programs also as JSON on stdout."""
+    _say(text)
+    if as_json and text and _speaks():
+        print(json.dumps({"error": text.removeprefix("error: "), "exit_code": BAD_USAGE}))
+    return BAD_USAGE
+
+
+def _cannot_write(error: OSError) -> bool:
+    """Tell whether stdout takes nothing more; if so, what Python still wants to write is lost."""
+    failed = error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO)
+    if failed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return failed
 
 
 def exit_code(error: BaseException) -> int:
@@ -103,5 +133,10 @@ def typed_wrong(error: Any) -> str:
 
 def _say(text: str) -> None:
     """Write to stderr; under torchrun the first rank speaks for all."""
-    if text and os.environ.get("RANK", "0") == "0":
+    if text and _speaks():
         print(text, file=sys.stderr)
+
+
+def _speaks() -> bool:
+    """Tell whether this process is the one that speaks: the first rank, or no rank at all."""
+    return os.environ.get("RANK", "0") == "0"

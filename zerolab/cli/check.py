@@ -1,7 +1,8 @@
 """Chapter 12: `zerolab check`, a chapter of your own from top to bottom, or what it showed so far.
 
 Owns no facts: `lab.whole_run` runs and `lab.results` remembers. The exit code is 0 only if every
-exercise passed and every other cell of the course ran.
+exercise passed, or was skipped because it needs more GPUs than there are, and every other cell
+of the course ran.
 """
 
 import json
@@ -27,7 +28,7 @@ NEVER = "never run"
 def check(
     chapter: Annotated[str, typer.Argument(help="Its number, such as 00.")],
     world: Annotated[
-        str, typer.Option(help="Where the notebook trains: lockstep, gloo or nccl.")
+        str, typer.Option(help="Where ranks run, also in checks: lockstep, gloo or nccl.")
     ] = "lockstep",
     workspace: learner.Workspace = None,
     matrix: Annotated[
@@ -102,7 +103,7 @@ def run_json(run: "WholeRun") -> str:
 def show_matrix(chapter: str, found: "dict[tuple[str, str], Result]") -> None:
     """Print exercise by world, then when and on what each world was run."""
     from ..lab import exercise, results
-    from ..lab.whole_run import WORLDS
+    from ..lab.whole_run import SKIPPED, WORLDS
     from .tables import new_table
 
     table = new_table(f"chapter {chapter}", ["exercise", *WORLDS])
@@ -116,6 +117,9 @@ def show_matrix(chapter: str, found: "dict[tuple[str, str], Result]") -> None:
         ran = [result for (_, where), result in found.items() if where == world]
         text = f"{results.when(ran)}, on {ran[-1].hardware}" if ran else NEVER
         console.print(escape(f"{world}: {text}"), soft_wrap=True)
+        for reason in {result.message: None for result in ran if result.outcome == SKIPPED}:
+            names = [r.exercise for r in ran if (r.outcome, r.message) == (SKIPPED, reason)]
+            console.print(escape(f"  skipped {', '.join(names)}: {reason}"), soft_wrap=True)
 
 
 def matrix_json(chapter: str, found: "dict[tuple[str, str], Result]") -> str:

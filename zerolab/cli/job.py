@@ -64,7 +64,9 @@ class RankReport:
     peak_bytes: int = 0
     peak_by_kind: dict[str, int] = field(default_factory=dict)
     state_bytes: dict[str, int] = field(default_factory=dict)  # at the last grads_ready
+    state_step: int = 0  # the step in which that was, from 1; 0 for none
     traffic: dict[str, dict[str, int]] = field(default_factory=dict)  # of the last step
+    traffic_step: int = 0  # which one that was; it may have been cut short
     sample: str = ""
 
 
@@ -119,6 +121,8 @@ def _step(
             trainer.step()
     finally:
         report.state_bytes = trainer.state_bytes()
+        report.state_step = sum(mark.name == "grads_ready" for mark in comm.records().marks)
+        report.traffic_step = number
         report.traffic = traffic(comm.records().collectives[first_call:])
     report.step_seconds.append(time.perf_counter() - start)
     report.losses.append(mean_over_ranks(sum(losses) / len(losses)))

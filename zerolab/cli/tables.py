@@ -32,19 +32,27 @@ def print_summary(outcome: Outcome, settings: Config, job: Job) -> None:
         f"{settings.train_batch_size} samples a step",
         highlight=False,
     )
+    first, stopped = outcome.first, outcome.error is not None
     if outcome.reports:
-        console.print(memory_table(outcome.reports))
-    first = outcome.first
+        console.print(memory_table(outcome.reports, stopped))
     if first is not None and first.losses:
-        console.print(traffic_table(first))
+        console.print(traffic_table(first, stopped))
         console.print(speed(first, settings, job), highlight=False)
     if first is not None and first.sample:
         console.print(f"\n{printable(first.sample)}", highlight=False, markup=False)
 
 
-def memory_table(reports: Sequence[RankReport]) -> Table:
-    """Show the bytes of every rank: model states when gradients were ready, and the peak."""
+def memory_table(reports: Sequence[RankReport], stopped: bool = False) -> Table:
+    """Show the bytes of every rank: model states when gradients were ready, and the peak.
+
+    Of a run that was stopped it says in which step that was: gradients may not have been ready
+    again before the end.
+    """
     title = "MiB on each rank when gradients are ready"
+    if stopped:
+        ready = max(report.state_step for report in reports)
+        title = f"MiB on each rank when gradients were ready in step {ready}"
+        title = title if ready else "MiB on each rank; gradients were never ready"
     table = new_table(title, ["rank", *STATES, "states", "peak"])
     for report in reports:
         states = [report.state_bytes.get(kind) for kind in STATES]
@@ -53,9 +61,14 @@ def memory_table(reports: Sequence[RankReport]) -> Table:
     return table
 
 
-def traffic_table(report: RankReport) -> Table:
+def traffic_table(report: RankReport, stopped: bool = False) -> Table:
     """Show what one rank's collectives carried in the last step."""
-    table = new_table("collectives of the last step", ["collective", "calls", "elements", "MiB"])
+    title = "collectives of the last step"
+    if stopped:
+        whole = report.traffic_step <= len(report.losses)
+        how = "the last whole one" if whole else "cut short"
+        title = f"collectives of step {report.traffic_step}, {how}"
+    table = new_table(title, ["collective", "calls", "elements", "MiB"])
     for op, total in report.traffic.items():
         cells = (op, f"{total['calls']:,}", f"{total['elements']:,}", mib(total["bytes"]))
         table.add_row(*cells)
