@@ -15,7 +15,7 @@ something of its own between the call and its end.
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from zerolab.records import CollectiveEvent, Records
@@ -53,7 +53,6 @@ class Window:
     ops: list[str]
     calls: list[CollectiveEvent]  # of this step
     in_order: bool
-    _turns: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Sort the moments at which calls began and ended."""
@@ -87,22 +86,34 @@ def steps_of(records: Records) -> list[tuple[float, float]]:
     return list(zip([begin, *ends], ends, strict=False))
 
 
+@dataclass(frozen=True)
+class _Told:
+    """The records of one rank, read once for all steps."""
+
+    steps: list[tuple[float, float]]
+    times: list[float]
+    phases: list[str]
+    ops: list[str]
+    calls: Sequence[CollectiveEvent]
+
+    def window(self, step: int, in_order: bool) -> Window:
+        start, end = self.steps[step]
+        calls = _within(self.calls, start, end)
+        return Window(start, end, self.times, self.phases, self.ops, calls, in_order)
+
+
 def windows_of(run: Run) -> list[list[Window]]:
     """Return step by step the window of every rank; only steps that all ranks have ended."""
-    ranks = []
-    for records in run.ranks:
-        events = list(records.memory)
-        times = [event.time for event in events]
-        phases, ops = [event.phase for event in events], [event.op for event in events]
-        ranks.append((steps_of(records), times, phases, ops, records.collectives))
-    count = min((len(steps) for steps, *_ in ranks), default=0)
-    return [
-        [
-            Window(*steps[k], times, phases, ops, _within(calls, *steps[k]), run.in_order_only)
-            for steps, times, phases, ops, calls in ranks
-        ]
-        for k in range(count)
-    ]
+    ranks = [_told(records) for records in run.ranks]
+    count = min((len(rank.steps) for rank in ranks), default=0)
+    return [[rank.window(step, run.in_order_only) for rank in ranks] for step in range(count)]
+
+
+def _told(records: Records) -> _Told:
+    events = list(records.memory)
+    times = [event.time for event in events]
+    phases, ops = [event.phase for event in events], [event.op for event in events]
+    return _Told(steps_of(records), times, phases, ops, records.collectives)
 
 
 def _within(calls: Sequence[CollectiveEvent], start: float, end: float) -> list[CollectiveEvent]:

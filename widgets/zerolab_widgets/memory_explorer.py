@@ -66,6 +66,7 @@ class MemoryExplorer(MemoryBars):
     ) -> None:
         given = {"psi": psi, "world_size": world_size, "stage": stage, "precision": precision}
         _check(given | choices)
+        self._kind = ""  # of memory, that the reader clicked
         super().__init__(parse_bytes(capacity), slider="none")
         with self.hold_sync():
             for name, value in (given | choices).items():
@@ -95,14 +96,14 @@ class MemoryExplorer(MemoryBars):
 
     def _clicked(self, change: Any) -> None:
         if change["new"]:
-            self.stage = change["new"][0]
+            stage, self._kind = change["new"]
+            self.stage = stage
 
     def _follow(self) -> None:
         setting = self.setting()
         self._draw(explore.bars_of(setting))
         self.message = explore.note(setting)
-        kind = self.selected[1] if self.selected else ""
-        self.selected = [setting.stage, kind]
+        self.selected = [setting.stage, self._kind]
 
     def _find(self) -> None:
         self.finding = explore.finding(self.setting(), self.capacity)
