@@ -226,7 +226,7 @@ for n in (2, 4, 8, 16):
 # All-reduce Algorithms for Clusters of Workstations*, 2009), so this is the best there is in
 # bytes.
 #
-# Play it: step by step, one slice.
+# Play it, step by step. The picture calls a slice a chunk.
 
 # %% ring-picture
 CollectiveSteps(world_size=ranks, algorithm="reduce_scatter")

@@ -157,6 +157,7 @@ EXERCISES = (
             wrong.stops_a_round_early,
             wrong.adds_in_the_input,
             wrong.passes_on_without_adding,
+            wrong.asks_the_package,
         ),
     ),
     Exercise(

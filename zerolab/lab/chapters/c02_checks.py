@@ -184,6 +184,7 @@ def _check_reduce_scatter(call: str) -> None:
         numel = SHARD * world_size
         for in_place in (False, True):
             look = Look(call, on_ranks(_scatter_rank, world_size, numel, in_place, call=call))
+            look.only_messages()
             sums = total(world_size, numel)
             slices = [sums[rank * SHARD : (rank + 1) * SHARD] for rank in range(world_size)]
             look.values(slices, "does not hold its slice of the sum")
@@ -218,6 +219,7 @@ def check_all_gather(answer: Function) -> Iterator[str]:
     for world_size in SIZES:
         for in_place in (False, True):
             look = Look(call, on_ranks(_gather_rank, world_size, in_place, call=call))
+            look.only_messages()
             every = torch.cat([numbers(rank, SHARD) for rank in range(world_size)]).tolist()
             look.values([every] * world_size, "does not hold everybody's slice in place")
             look.sent((world_size - 1) * SHARD, "one slice in each of N-1 rounds")
@@ -246,6 +248,7 @@ def check_all_reduce(answer: Function) -> Iterator[str]:
         for numel in (20, 21, 3):
             call = f"all_reduce(tensor [{numel}])"
             look = Look(call, on_ranks(_reduce_rank, world_size, numel, call=call))
+            look.only_messages()
             look.values([total(world_size, numel)] * world_size, "does not hold the sum")
             shard = -(-numel // world_size)
             tensors = (2 * numel + 3 * shard) * ITEMSIZE
