@@ -71,8 +71,9 @@ def train_sharded_params(  # noqa: C901 - the whole idea on one page
             layer(leaf).backward(above)
             grads = flatten([param.grad for param in layer.parameters() if param.grad is not None])
             free(layer)
-            own[layer].grad = torch.empty_like(own[layer])
-            comm.reduce_scatter(own[layer].grad, grads, "avg")
+            mean = torch.empty_like(own[layer])
+            comm.reduce_scatter(mean, grads, "avg")
+            own[layer].grad = mean
         optimizer.step()
         optimizer.zero_grad()
     for layer in model:

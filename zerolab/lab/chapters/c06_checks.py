@@ -276,7 +276,7 @@ def _on_rank_reshard() -> Facts:
     bucket = bench.units[1].buckets[0]
     if not _same_storage(bucket.flat_param, bucket.views[0]):  # it has been resharded once
         return {"same": (True, False, ANOTHER_TENSOR)}
-    bench.trainer.sharding.unshard(bench.units[1])
+    bench.stage.unshard(bench.units[1])
     weight = next(slot.param for slot in bucket.slots if slot.name.endswith("weight"))
     buffer, held = bucket.flat_param, bench.gathered()
     inputs = torch.ones(1, 4, device=evidence.home(), requires_grad=True)
@@ -427,7 +427,7 @@ class _Round:
     def __init__(self) -> None:
         self.bench = unit_runs.bench()
         unit = self.bench.units[2]
-        self.turn, self.bucket = self.bench.trainer.sharding.turns[unit], unit.buckets[0]
+        self.turn, self.bucket = self.bench.stage.turns[unit], unit.buckets[0]
         self.facts: Facts = {}
 
     def after(self, what: str, state: turns.ShardState, gathers: int, whole: bool) -> None:

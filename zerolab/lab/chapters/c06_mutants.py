@@ -53,8 +53,8 @@ TRAIN_SHARDED_PARAMS = (
         "Taking the own slice of the own gradient leaves out what the other ranks found out about "
         "that very slice. Reduce-scatter is for that: every slice, over all ranks, to its owner.",
         (
-            'comm.reduce_scatter(own[layer].grad, grads, "avg")',
-            "own[layer].grad.copy_(grads.chunk(world_size)[rank])",
+            'comm.reduce_scatter(mean, grads, "avg")',
+            "mean.copy_(grads.chunk(world_size)[rank])",
         ),
     ),
     rewritten(

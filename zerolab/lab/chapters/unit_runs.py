@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ... import comm, device, engine
+from ... import comm, device, engine, unit_sharding
+from ...bucket import Unit
 from ...records import Records
 from .. import evidence
 from ..outcome import Wrong
@@ -311,9 +312,15 @@ class Bench:
     gpu: device.VirtualGPU
 
     @property
-    def units(self) -> Sequence[Any]:
+    def stage(self) -> unit_sharding.UnitSharding:
+        """The stage."""
+        assert isinstance(self.trainer.sharding, unit_sharding.UnitSharding)
+        return self.trainer.sharding
+
+    @property
+    def units(self) -> Sequence[Unit]:
         """Root first, then the blocks."""
-        return self.trainer.sharding.units
+        return self.stage.units
 
     def gathered(self) -> int:
         """Return the bytes of full parameters now."""
