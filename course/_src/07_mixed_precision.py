@@ -334,16 +334,16 @@ class HalvesWhereItHurt(lab.running("zerolab.precision:LossScaler")):
 
 with lab.plugged("zerolab.precision:LossScaler", HalvesWhereItHurt):
     for rank, (seen, total, _) in enumerate(
-        zerolab.run(drill, world_size=lab.world_size(), args=(0,))
+        zerolab.run(drill, world_size=lab.world_size(), args=(0, "fp16", 5))
     ):
         print(f"rank {rank}: scales {[scale for _, scale in seen]}, sum of weights {total:.9f}")
 
 # %% [markdown] drifted
-# Two steps later the weights differ in the seventh digit. Adam hides much of it, since it divides
-# by the size of the gradients; with SGD it would be plain. Each rank now trains a model of its
-# own, and every loss curve looks well. A wrong number that all ranks share is a bug; a right
-# number that they do not share is a worse one. So the scaler has no collective in it: it draws
-# its conclusions from the agreement alone, and equal inputs keep the copies equal.
+# The sums have parted, and the gap grows with every step. (Adam hides much of it, since it
+# divides by the size of the gradients; with SGD it would be plain.) Each rank now trains a model
+# of its own, and every loss curve looks well. A wrong number that all ranks share is a bug; a
+# right number that they do not share is a worse one. So the scaler has no collective in it: it
+# draws its conclusions from the agreement alone, and equal inputs keep the copies equal.
 
 # %% [markdown] predict-clip
 # ## Predict: clipping by the norm of a shard
@@ -414,16 +414,22 @@ lab.check("7.7", run_step)
 # ## A bug hunt
 #
 # DeepSpeed 0.19.8, stages 1 to 3, fp16: on some steps an SGD update of 0.125 was 0.0625 (measured
-# for this course; the same in each of the three stages). No error, no NaN, and the loss goes
-# down. Three wrong steps wait here; one of them is that one. Read the evidence: which steps are
-# short?
+# for this course; the same at each of the three stages). No error, no NaN, and the loss goes
+# down. First, what your own step leaves in a small run whose scale grows, and which overflows
+# once; then the same of a wrong one. Which steps are short?
 
-# %% hunt-1
-lab.bug_hunt("7.7")
+# %% hunt-right
+from zerolab.lab.chapters import c07_moments
+
+for count in (1, 2, 3, 4):
+    print(count, "rank" + "s" * (count > 1), "-", c07_moments.hunt_run_step(count))
+
+# %% hunt-wrong
+lab.bug_hunt("7.7", number=2)
 
 # %% [markdown] hunt-note
-# `lab.bug_hunt("7.7", number=2)` and `number=3` show the others. The remedy of the first is one
-# line: the scale changes after the gradients were used.
+# Name it with its letter, and mend it: one line moves. Two more wrong steps wait behind
+# `number=1` and `number=3`.
 
 # %% [markdown] trace
 # ## One step, as it ran

@@ -24,12 +24,12 @@ from .c07_parts import check_any_rank, check_square_sum, check_step_factor
 # 7.8, 7.9: numbers to predict.
 
 
-def weight_after_thousand_steps() -> float:
-    """Return where an fp16 weight of 1 stands after 1,000 steps of 0.0004."""
+def growth_in_a_thousand_steps() -> float:
+    """Return by how many percent an fp16 weight of 1 grows in 1,000 steps of 0.0004."""
     weight = torch.tensor(1.0, dtype=torch.float16)
     for _ in range(1000):
         weight += 0.0004
-    return weight.item()
+    return 100 * (weight.item() - 1)
 
 
 def length_after_local_clipping() -> float:
@@ -54,11 +54,11 @@ PREDICTIONS = (
     Prediction(
         id="7.8",
         what="A weight of 1 in fp16 gets 1,000 updates of 0.0004 each, one after the other. "
-        "Where does it stand?",
-        unit="(a number)",
-        measure=weight_after_thousand_steps,
+        "By how many percent has it grown?",
+        unit="percent",
+        measure=growth_in_a_thousand_steps,
         why="From 1 the next fp16 number is 1.00098. Each sum is rounded to the nearest: back to "
-        "where it was, a thousand times. An fp32 master weight would stand at 1.4.",
+        "where it was, a thousand times. An fp32 master weight would have grown by 40 percent.",
     ),
     Prediction(
         id="7.9",
