@@ -176,8 +176,6 @@ def needed_imports(tree: ast.Module, node: ast.FunctionDef | ast.ClassDef, modul
     wanted = [line for n in statements for line in import_lines(n, used, module)]
     own = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and n is not node]
     wanted += [f"from {module} import {name}" for name in own if name in used]
-    neighbours = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and n is not node]
-    wanted += [f"from {module} import {name}" for name in neighbours if name in used]
     return "\n".join(wanted) + "\n\n\n" if wanted else ""
 
 

@@ -57,7 +57,10 @@ class Zero3(unit_sharding.UnitSharding):
         self.take_turn(unit, in_backward=True)
 
     def grad_ready(self, bucket: Bucket, position: int) -> None:
-        """Take a gradient as stage 2 does; with the last one of its unit, backward may be done."""
+        """Take a gradient as stage 2 does; with the last one of its unit, backward may be done.
+
+        `turns[unit].missing` holds the ids of the unit's parameters that wait for a gradient.
+        """
         super().grad_ready(bucket, position)
         unit = self.unit_of[bucket]
         self.turns[unit].missing.discard(id(bucket.slots[position].param))
@@ -69,9 +72,10 @@ class Zero3(unit_sharding.UnitSharding):
             self.reshard(unit)
 
     def publish(self, bucket: Bucket) -> comm.Work | None:
-        """Tell nobody: the next forward gathers the new slices. What is whole now must have them.
+        """Tell nobody, and return None: the next forward gathers the new slices.
 
-        Whole between two steps are persistent buckets, and units that somebody holds.
+        What is whole between two steps needs them at once, by a gather as at stage 2: persistent
+        buckets, and units that somebody holds (`turns[unit].holds` of them).
         """
         if not bucket.persistent and not self.turns[self.unit_of[bucket]].holds:
             return None

@@ -206,8 +206,11 @@ for line in zerolab.run(two_mistakes, ranks, world="lockstep")[0]:
 #
 # Blocks are given, none inside another. Each parameter goes to one unit. The interesting case is a
 # weight that two blocks share: in either block's unit it would be gone when the other needs it, in
-# both it would be trained twice. It goes to the root, which is there all the time. *About 12
-# minutes, difficulty 2;* `lab.hint("6.4")` helps.
+# both it would be trained twice. It goes to the root, which is there all the time.
+#
+# Return `(name, module, [(parameter's name, parameter), ...])` for each unit: the root first, named
+# "root", whose module is the model, then the blocks as given. *About 12 minutes, difficulty 2;*
+# `lab.hint("6.4")` helps.
 
 # %% exercise zerolab.bucket:assign_params
 lab.check("6.4", assign_params)

@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from .. import comm
 
 
-def train_sharded_params(  # noqa: C901 - the whole idea on one page
+def train_sharded_params(
     model: nn.Sequential,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     make_optimizer: Callable[..., torch.optim.Optimizer],
