@@ -10,6 +10,7 @@ fails in exactly the same way.
 import re
 import traceback
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -121,9 +122,15 @@ def _is_reference(answer: Any, original: Any, exercise: Exercise) -> bool:
 def _look_alike(exercise: Exercise, report: Report) -> Mutant | None:
     """Return the mutant that fails with the same message, if there is one."""
     for mutant in exercise.mutants:
-        if _attempt(exercise, mutant.function).message == report.message:
+        if _said_of(exercise, mutant, evidence.chosen_world()) == report.message:
             return mutant
     return None
+
+
+@cache
+def _said_of(exercise: Exercise, mutant: Mutant, world: str) -> str:
+    """Return the message of a mutant in a world; it is the same each time."""
+    return _attempt(exercise, mutant.function).message
 
 
 def explain(report: Report, error: BaseException, exercise: Exercise, call: str) -> None:

@@ -137,10 +137,12 @@ def nearest(asked: object, names: Mapping[str, str]) -> str:
         asked: what was given in place of an id.
         names: id -> name of each one there is.
     """
-    word = str(asked).strip().removeprefix("0") if _chapter_of(asked) else str(asked).strip()
+    word, chapter = str(asked).strip(), _chapter_of(str(asked).strip())
+    word = f"{int(chapter)}.{word.partition('.')[2]}" if chapter else word
     by_name = {name.rpartition(".")[2].lower(): one for one, name in names.items()}
-    same = [one for one in names if _chapter_of(one) == _chapter_of(word) != ""]
-    found = difflib.get_close_matches(word.lower(), [*by_name, *(same or names)], n=1, cutoff=0.5)
+    same = [one for one in names if _chapter_of(one) == chapter]
+    words = [*by_name, *(same if chapter else names)]
+    found = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
     if not found:
         return f"use one of {', '.join(map(repr, names))}"
     meant = by_name.get(found[0], found[0])
