@@ -47,11 +47,17 @@ PICTURES = {
     "unit_lifecycle": (lambda: UnitLifecycle(unit_records.many_units()), "at", 5),
     "engine_map": (lambda: EngineMap(an_engine()), "selected", 3),
 }
+# The fastest of five: a busy machine makes any single one slow.
 REACT = """([field, value]) => {
-  const began = performance.now();
-  window.model.set(field, value);
-  document.body.offsetHeight;
-  return performance.now() - began;
+  const before = window.model.get(field);
+  const times = [1, 2, 3, 4, 5].map(() => {
+    window.model.set(field, before);
+    const began = performance.now();
+    window.model.set(field, value);
+    document.body.offsetHeight;
+    return performance.now() - began;
+  });
+  return Math.min(...times);
 }"""
 
 
