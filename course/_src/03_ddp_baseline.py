@@ -333,18 +333,20 @@ def impatient(stage):
             stage.launch(bucket)
 
 
-print("in order: ", zerolab.run(train_branches, world_size=ranks))
+print("sent by the last rank:", zerolab.run(train_branches, world_size=ranks)[-1])
 with lab.plugged("zerolab.reducing:post_backward", impatient):
     try:
         zerolab.run(train_branches, world_size=ranks)
     except zerolab.DeadlockError as error:
         torn = error
+print(str(torn).splitlines()[0])
 DeadlockTable(torn)
 
 # %% [markdown] broken
-# Here the collectives carry labels, so that the run stops and says who sent what. NCCL and gloo
-# have no labels, and both buckets are equally long: on real GPUs the same mistake adds the left
-# branch of one rank to the right branch of another, and trains on it without a word.
+# Here the collectives carry labels, so that the run stops at the first call that does not match,
+# and the table shows where each rank was then. NCCL and gloo have no labels, and both buckets are
+# equally long. On real GPUs the same mistake adds the left branch of one rank to the right branch
+# of another, and trains on it without a word.
 
 # %% [markdown] unused-heading
 # ## When backward is over
@@ -412,8 +414,10 @@ lab.trace(stage=0, depth=3)
 # %% [markdown] timeline-heading
 # ## In lanes
 #
-# The same as a picture, from the run above. On lockstep ranks, which take turns, it shows order
-# and no time; on process ranks it shows time, and what of it is exposed.
+# The same as a picture, from the run above. On process ranks it shows time, and what of it is
+# exposed. Lockstep ranks take turns, so there it shows order: a collective counts as hidden if the
+# rank did anything at all between sending and waiting. For the last bucket that is not much: it
+# lets go of memory.
 
 # %% timeline
 StepTimeline(run)

@@ -233,6 +233,7 @@ def sent_in_backward() -> float:
     return float(evidence.run(gpt_step, training.world_size(), config)[0][2])
 
 
+MILLIONS = gpt.num_params(gpt.preset("gpt-1m")) / 1e6
 PREDICTIONS = (
     Prediction(
         id="3.8",
@@ -245,8 +246,8 @@ PREDICTIONS = (
     ),
     Prediction(
         id="3.9",
-        what="gpt-1m has 1.06 million parameters. With 4 micro-steps a step, each reduced by "
-        "itself, how many million elements do the all-reduces of a step move?",
+        what=f"gpt-1m has {MILLIONS:.3f} million parameters. With 4 micro-steps a step, each "
+        "reduced by itself, how many million elements do the all-reduces of a step move?",
         unit="million elements",
         measure=millions_moved,
         why="An all-reduce moves every element twice, and there are four of each: 8 Psi. At the "

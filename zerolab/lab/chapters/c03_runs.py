@@ -6,7 +6,7 @@ belongs to rank 1 alone. `share` trains the second with a function that needs no
 looks at it from inside backward. `alone` and `share_alone` are plain torch in one process.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -106,18 +106,20 @@ class Step:
 
 def hunted(world_size: int) -> str:
     """Return what a bug hunt shows of a run: two steps of two micro-steps, as rank 0 saw them."""
-    ranks = evidence.run(_watched, world_size, Case(accum=2), world="lockstep")
+    case = Case(accum=2)
+    ranks = evidence.run(_watched, world_size, case, world="lockstep")
     steps = ranks[0][:2]
     lengths = ", ".join(f"{_length(step.grads):.4f}" for step in steps)
+    right = ", ".join(f"{_length(grads):.4f}" for grads in alone(case, world_size)[:2])
     sent = max(steps[0].sent.values())
     return (
         f"{steps[1].moved} elements moved in step 1; {steps[1].held['grad']} bytes of gradients; "
         f"{sent} buckets sent before the last layer's turn; "
-        f"lengths of the mean gradient {lengths}"
+        f"lengths of the mean gradient {lengths} (plain torch: {right})"
     )
 
 
-def _length(grads: Grads) -> float:
+def _length(grads: Mapping[str, torch.Tensor | None]) -> float:
     parts = [grad.double().reshape(-1) for grad in grads.values() if grad is not None]
     return float(torch.cat(parts).norm())
 
@@ -232,7 +234,7 @@ def _look(trainer: engine.Engine, log: _Log, first_call: int) -> Step:
 
 
 @cache
-def alone(case: Case) -> list[dict[str, torch.Tensor]]:
+def alone(case: Case, world_size: int = WORLD_SIZE) -> list[dict[str, torch.Tensor]]:
     """Return the gradients of every step, from one process with all ranks' batches."""
     model = Crossing(reuse=case.reuse)
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
@@ -240,10 +242,10 @@ def alone(case: Case) -> list[dict[str, torch.Tensor]]:
     for number in range(STEPS):
         optimizer.zero_grad()
         for micro in range(case.accum):
-            for rank in range(WORLD_SIZE):
+            for rank in range(world_size):
                 inputs, targets = batch(rank, number * case.accum + micro)
                 loss = F.mse_loss(model(inputs, rank), targets)
-                (loss / (WORLD_SIZE * case.accum)).backward()
+                (loss / (world_size * case.accum)).backward()
         named = model.named_parameters()
         steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
         optimizer.step()
