@@ -6,7 +6,7 @@
 # How do three of them learn what only one has seen, and what does it cost? The last measurement
 # of this chapter answers, at all four stages.
 #
-# *Estimated 100 minutes. You need chapters 03 to 05. You build the end of a training step: the
+# *Estimated 120 minutes. You need chapters 03 to 05. You build the end of a training step: the
 # loss scale, the agreement on overflow, the norm of gradients that nobody holds whole, and the
 # sequence in which they happen.*
 
@@ -205,13 +205,11 @@ def one_step(more):
     return {e.dtype for e in sent}, sum(e.nbytes for e in sent), engine.state_bytes()["grad"]
 
 
-for more in (
-    {},
-    {"communication_data_type": "fp32"},
-    {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}},
-):
+wire = {"communication_data_type": "fp32"}
+both = wire | {"data_types": {"grad_accum_dtype": "fp32"}}
+for name, more in {"bf16": {}, "fp32 on the wire": wire, "fp32 to the step": both}.items():
     dtypes, sent, kept = zerolab.run(one_step, world_size=lab.world_size(), args=(more,))[0]
-    print(f"on the wire {dtypes}: {sent:,} bytes; {kept:,} bytes of gradients kept   {more}")
+    print(f"{name:17} sent {sent:>7,} bytes in {dtypes}, {kept:>7,} bytes of gradients kept")
 
 # %% [markdown] your-turn-squares
 # ## Your turn: the squares of a shard
@@ -437,7 +435,7 @@ lab.bug_hunt("7.7", number=2)
 # The calls of a step at stage 2, with yours among them.
 
 # %% traced
-lab.trace(stage=2, dtype="fp16", depth=2)
+lab.trace(stage=2, dtype="fp16", depth=1)
 
 # %% [markdown] diff
 # ## What this chapter adds to a stage

@@ -50,7 +50,8 @@ def train_mixed_precision(
         (loss * scale).backward()
         grads = [param.grad for param in params if param.grad is not None]
         model.zero_grad()
-        overflow = torch.tensor([not all(bool(grad.isfinite().all()) for grad in grads)])
+        finite = all(bool(grad.isfinite().all()) for grad in grads)
+        overflow = torch.tensor([not finite], device=params[0].device)
         comm.all_reduce(overflow, "max", purpose="control")
         if overflow.item():
             grads.clear()
@@ -66,5 +67,4 @@ def train_mixed_precision(
             param.data.copy_(master.data)
         good_steps += 1
         scale = scale * 2 if good_steps % window == 0 else scale
-        del grads
     return scales
