@@ -16,6 +16,7 @@ from zerolab.records import KINDS, MemoryEvent, Records
 from .theme import KINDS as KIND_STYLES
 
 MIB, GIB = 2**20, 2**30
+TIE = 1e-9  # 0.25 is rounded up, as the scripts of the pictures do
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ def in_order(by_kind: dict[str, int]) -> dict[str, int]:
 def mib(size: int) -> str:
     """Return a size as text: "61.8 MiB", "12 KiB" where that would say 0.0, "80.0 GiB"."""
     if size >= GIB:
-        return f"{size / GIB:.1f} GiB"
+        return f"{size / GIB + TIE:.1f} GiB"
     if size >= MIB / 10:
-        return f"{size / MIB:.1f} MiB"
+        return f"{size / MIB + TIE:.1f} MiB"
     return f"{size / 1024:.0f} KiB" if size >= 1024 else f"{size} B"
 
 

@@ -85,6 +85,7 @@ class MemoryBars(anywidget.AnyWidget):
             failed: position of the rank that ran out of memory, None if none did.
             message: the first line of its error.
         """
+        ranks = [replace(records, memory=list(records.memory)) for records in ranks]  # read once
         bars = [bar_of_records(records, failed=i == failed) for i, records in enumerate(ranks)]
         with self.hold_sync():
             self.frames = frames_of_records(ranks)
