@@ -456,10 +456,12 @@ lab.bug_hunt("6.7")
 # %% [markdown] trace-heading
 # ## One step, call by call
 #
-# `yours` marks what you wrote.
+# `yours` marks what you wrote. It is a first step, so nothing is gathered ahead: `units_ahead`
+# finds no followers yet. Find where a block's memory goes in backward: not with its last gradient,
+# but when the gradient of its input has come.
 
 # %% trace
-lab.trace(stage=3, depth=2)
+lab.trace(stage=3, depth=1)
 
 # %% [markdown] diff-heading
 # ## The stage as a difference to stage 2
