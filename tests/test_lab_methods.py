@@ -1,11 +1,13 @@
 """Moments: one method of a class as an exercise, and whole classes, through child and copy."""
 
 import linecache
+import re
 
 import pytest
 
 from zerolab import lab, zero1
 from zerolab.lab import evidence, exercise, own_copy, own_text, plug
+from zerolab.lab.checking import CheckFailed
 from zerolab.lab.evaluate import evaluate
 from zerolab.lab.exercise import Exercise, source_of
 from zerolab.lab.outcome import Outcome, Wrong
@@ -83,18 +85,21 @@ def test_a_method_is_plugged_into_the_class_that_is_there():
     assert zero1.Zero1.publish.__code__ is not own.publish.__code__
 
 
-def test_a_class_goes_through_lab_check_in_the_child_and_names_the_line():
-    # The child knows the exercises of the package only: 0.1 stands in for one about a class.
-    found = exercise.find("0.1")
+def test_a_class_goes_through_lab_check_in_the_child_and_names_the_line(monkeypatch, capsys):
+    found = next(one for one in exercise.every() if one.target == CLASS)
     sandbox = Sandbox()
+    monkeypatch.setattr("zerolab.lab.checking.shared", sandbox)
     try:
-        report = sandbox.run(found, cell(WRONG))
-        assert report.outcome is Outcome.EXCEPTION, "a class is no function of three numbers"
-        init = "class Zero1:\n    def __init__(self, numel, world_size, rank):\n        1 / 0\n"
-        report = sandbox.run(found, cell(init))
-        assert linecache.getline(report.file, report.line).strip() == "1 / 0"
+        lab.check(found.id, cell(SOLUTION))
+        assert f"PASS  {found.id} Zero1" in capsys.readouterr().out
+        assert plug.whose(CLASS) == "your Zero1"
+        with pytest.raises(CheckFailed):
+            lab.check(found.id, cell(WRONG))
     finally:
         sandbox.close()
+    text = capsys.readouterr().out
+    assert "ZeroDivisionError" in text and re.search(r"your line\s+\d+: return 1 / 0", text)
+    assert plug.whose(CLASS) == "your Zero1 (unverified)"
 
 
 def test_an_exception_in_a_method_names_the_learners_line():

@@ -8,10 +8,10 @@ Reading order is import order, and the number is the chapter:
     spec                    0   the whole idea, slowly, in one process: what every stage must equal
     two_layers              3   each idea by itself on two layers, over torch and comm alone
     gpt data                1   a small GPT and a real text
+    elementwise             4   the optimizers that cannot step on shards, and why
     config                  12  ds_config.json: every key explained
     flat bucket             3   parameters laid end to end, cut into buckets
     homes sharded_param     6   where a parameter lives; one that is sharded from its birth
-    elementwise             4   the optimizers that cannot step on shards, and why
     optim                   4   a torch optimizer over this rank's segments
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
     reducing                3   when a bucket is sent, and what becomes of the mean
