@@ -181,11 +181,11 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     print(f"{str(dtype)[6:]:9} sum {total:>9,.1f}   mean {mean:>9,.1f}")
 
 # %% [markdown] communication-type
-# `comm` adds in fp32 in rank order and rounds once. Real libraries do not promise that: NCCL's
-# ring rounds at every hop. DeepSpeed's key `communication_data_type` chooses the type on the
-# wire, and `data_types.grad_accum_dtype` the one in which micro-steps are added. (An article says
-# that a reduce-scatter can carry 16 bits only; DeepSpeed 0.19.8 accepts fp32.) The price is
-# bytes:
+# `comm` adds in fp32 in rank order and rounds once. Not every library does: gloo's own ring adds in
+# the type that travels, and rounds at every hop. DeepSpeed's key `communication_data_type` chooses
+# the type on the wire, and `data_types.grad_accum_dtype` the one in which micro-steps are added.
+# (An article says that a reduce-scatter can carry 16 bits only; DeepSpeed 0.19.8 accepts fp32.) The
+# price is bytes:
 
 
 # %% wire-bytes
@@ -372,9 +372,9 @@ lab.check("7.4", global_norm)
 # %% [markdown] your-turn-factor
 # ## Your turn: one multiplication
 #
-# Gradients must be divided by the scale and shortened to `max_norm`. Two passes over all
-# gradients are one too many, and one line here is wrong in many training scripts: the norm at
-# hand is that of the *scaled* gradients. *About 8 minutes.*
+# Gradients must be divided by the scale and shortened to `max_norm`. Two passes over all gradients
+# are one too many. And mind which norm you hold: that of the *scaled* gradients. (With torch's
+# `GradScaler`, `unscale_` comes before `clip_grad_norm_` for this reason.) *About 8 minutes.*
 
 # %% exercise zerolab.precision:step_factor
 lab.check("7.5", step_factor)
@@ -402,8 +402,8 @@ print("scale / 2**16 after each step:", " ".join(line))
 # %% [markdown] your-turn-step
 # ## Your turn: the end of a step
 #
-# Agree, decide, step or drop, and tell the scaler. Ten lines, and the order is everything: one of
-# the largest training systems has two of them the wrong way round. *About 15 minutes.*
+# Agree, decide, step or drop, and tell the scaler. Ten lines, and the order is everything: a widely
+# used training system has two of them the wrong way round. *About 15 minutes.*
 
 # %% exercise zerolab.precision:run_step
 lab.check("7.7", run_step)
@@ -457,7 +457,7 @@ print(inspect.getsource(Engine._update))
 lab.running()
 
 # %% fits-now
-lab.train(
+run = lab.train(
     model="gpt-1m",
     dtype="fp16",
     stage=1,
@@ -465,16 +465,22 @@ lab.train(
     gpu_memory="32MiB",
     watch=MemoryBars(),
 )
+run
 
 # %% three-types
 runs = {
     dtype: lab.train(model="gpt-1m", dtype=dtype, stage=1, micro_batch_size=8)
-    for dtype in ("fp32", "bf16", "fp16")
+    for dtype in ("fp32", "bf16")
 }
-for dtype, run in runs.items():
-    held = sum(run.fullest.state_bytes.values()) / 2**20
-    losses = " ".join(f"{loss:.4f}" for loss in run.losses)
-    print(f"{dtype}: states {held:5.2f} MiB, peak {run.peak_bytes / 2**20:5.2f} MiB, {losses}")
+for dtype, one in {**runs, "fp16": run}.items():
+    held = sum(one.fullest.state_bytes.values()) / 2**20
+    losses = " ".join(f"{loss:.4f}" for loss in one.losses)
+    print(f"{dtype}: states {held:5.2f} MiB, peak {one.peak_bytes / 2**20:5.2f} MiB, {losses}")
+
+# %% [markdown] types-compared
+# At stage 0 the states would be equal. At stage 1 on four ranks they are not: in 16 bits 12 of the
+# 16 bytes are in the part that is divided, in fp32 only 8. So a rank holds 2 + 2 + 12/4 bytes a
+# parameter in place of 4 + 4 + 8/4.
 
 # %% [markdown] record-heading
 # ## Beside the formula
@@ -482,7 +488,6 @@ for dtype, run in runs.items():
 # Your personal record in fp16: what a rank held, what moved, and how much of it is yours.
 
 # %% record
-run = runs["fp16"]
 sizes = estimate.layout(gpt.GPT(gpt.preset("gpt-1m")), estimate.BUCKET_NUMEL, lab.world_size())
 print("held   ", run.ranks[0].state_bytes)
 print("formula", estimate.state_bytes(1, "fp16", sizes))
@@ -500,7 +505,7 @@ EngineMap(run)
 # %% [markdown] sample-heading
 # ## What it writes
 #
-# The model of this course, some steps at stage 3, in fp16 with your scaler. It begins at 2**16,
+# The model of this course, some steps at stage 2, in fp16 with your scaler. It begins at 2**16,
 # and the first steps are skipped until the scale fits.
 
 
@@ -509,15 +514,15 @@ def write(steps, numel):
     torch.manual_seed(0)
     model = gpt.GPT(shape)
     config = {
-        "train_micro_batch_size_per_gpu": 8,
-        "zero_optimization": {"stage": 3},
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 2},
         "gradient_clipping": 1.0,
         "fp16": {"enabled": True, "hysteresis": 1},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
     }
     engine, *_ = zerolab.initialize(model=model, config=config)
     rank, ranks = comm.get_rank(), comm.get_world_size()
-    stream = data.batches(data.load_text(), rank, ranks, 8, shape.seq_len, seed=0)
+    stream = data.batches(data.load_text(), rank, ranks, 4, shape.seq_len, seed=0)
     for tokens, targets in islice(stream, steps):
         loss = engine.backward(engine(tokens, targets))
         engine.step()
@@ -528,7 +533,7 @@ def write(steps, numel):
     return f"loss {loss.item():.3f}, {skipped} steps skipped, scale {scale:g}\n{text}"
 
 
-print(zerolab.run(write, world_size=lab.world_size(), args=(20, 120))[0])
+print(zerolab.run(write, world_size=lab.world_size(), args=(20, 80))[0])
 
 # %% [markdown] last-measurement
 # ## The answer
@@ -646,6 +651,10 @@ for name, function in (("FSDP2", with_fsdp2), ("zerolab", with_zerolab)):
     for rank, seen in enumerate(zerolab.run(function, world_size=2, world="gloo")):
         print(f"{name:8} rank {rank}  (loss, scale): {seen}")
 
+# %% [markdown] compared
+# The same losses, the same skipped step on both ranks, the same scale: FSDP2 lets the ranks agree
+# too, inside `scaler.step`, where the check for infinities runs over sharded tensors.
+
 # %% [markdown] deepspeed
 # ## In DeepSpeed
 #
@@ -725,7 +734,7 @@ QuizCard(lab.quiz("07", part="chapter"))
 # | | |
 # |---|---|
 # | **fp16** | fine, and short of reach: needs a loss scale and a check for overflow |
-# | **bf16** | reaches as far as fp32, eight times coarser than fp16: needs neither |
+# | **bf16** | reaches as far as fp32, eight times coarser than fp16: needs no scale |
 # | **master weights** | fp32, for changes smaller than half a unit of the 16-bit weight |
 # | **agreement** | one all-reduce with `max`: all ranks skip, or none |
 # | **norm** | squares of all shards, added in one order; never the norm of a shard |
