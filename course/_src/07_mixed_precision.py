@@ -652,8 +652,9 @@ for name, function in (("FSDP2", with_fsdp2), ("zerolab", with_zerolab)):
         print(f"{name:8} rank {rank}  (loss, scale): {seen}")
 
 # %% [markdown] compared
-# The same losses, the same skipped step on both ranks, the same scale: FSDP2 lets the ranks agree
-# too, inside `scaler.step`, where the check for infinities runs over sharded tensors.
+# The same losses, the same skipped step on both ranks, the same scale. FSDP2 lets the ranks agree
+# in the same way: inside `scaler.step` a flag of sharded tensors is reduced with `max`
+# (`found_inf_reduce_handler` in torch/distributed/tensor/_dispatch.py).
 
 # %% [markdown] deepspeed
 # ## In DeepSpeed
