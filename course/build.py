@@ -174,6 +174,8 @@ def needed_imports(tree: ast.Module, node: ast.FunctionDef | ast.ClassDef, modul
     used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     statements = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
     wanted = [line for n in statements for line in import_lines(n, used, module)]
+    text = ast.unparse(node)  # `import torch._dynamo` binds torch too, and is for the module alone
+    wanted = [w for w in wanted if not re.fullmatch(r"import \S+\.\S+", w) or w[7:] in text]
     own = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and n is not node]
     wanted += [f"from {module} import {name}" for name in own if name in used]
     return "\n".join(wanted) + "\n\n\n" if wanted else ""
