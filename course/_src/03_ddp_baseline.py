@@ -328,24 +328,27 @@ def train_branches():
 
 
 def impatient(stage):
-    for bucket in stage.trainable[stage.next_launch :]:
+    for bucket in stage.trainable:
         if bucket.complete and bucket.state.name == "FILLING":
             stage.launch(bucket)
+            stage.next_launch += 1
 
 
 print("sent by the last rank:", zerolab.run(train_branches, world_size=ranks)[-1])
+torn = None
 with lab.plugged("zerolab.reducing:post_backward", impatient):
     try:
-        zerolab.run(train_branches, world_size=ranks)
+        sent = zerolab.run(train_branches, world_size=ranks)
+        print(f"nobody noticed: rank 0 sent {sent[0]}, the last rank {sent[-1]}")
     except zerolab.DeadlockError as error:
         torn = error
-print(str(torn).splitlines()[0])
-DeadlockTable(torn)
+        print(str(torn).splitlines()[0])
+DeadlockTable(torn) if torn else None
 
 # %% [markdown] broken
-# Here the collectives carry labels, so that the run stops at the first call that does not match,
-# and the table shows where each rank was then. NCCL and gloo have no labels, and both buckets are
-# equally long. On real GPUs the same mistake adds the left branch of one rank to the right branch
+# Here the collectives carry labels, so that the run stops at the first call that does not match:
+# rank 1 sends `root/2` where rank 0 has sent `root/1`. The table shows where each rank was then.
+# NCCL and gloo by themselves have no labels, and both buckets are equally long. On real GPUs the same mistake adds the left branch of one rank to the right branch
 # of another, and trains on it without a word.
 
 # %% [markdown] unused-heading
