@@ -1,6 +1,8 @@
 """memory_bars: the data it draws, its still picture, and its script in a page without Jupyter."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -157,6 +159,24 @@ def test_every_kind_has_a_style_of_its_own():
 def test_label_on_fill_has_contrast(kind):
     style = theme.KINDS[kind]
     assert theme.contrast(style.ink, style.fill) >= 4.5
+
+
+@pytest.mark.parametrize("lane", theme.LANES)
+def test_label_on_a_lane_has_contrast(lane):
+    style = theme.LANES[lane]
+    assert theme.contrast(style.ink, style.fill) >= 4.5
+
+
+def test_every_lane_has_a_style_of_its_own():
+    for field in ("label", "fill", "hatch"):
+        assert len({getattr(style, field) for style in theme.LANES.values()}) == len(theme.LANES)
+
+
+def test_no_other_file_names_a_colour():
+    for path in sorted(Path(theme.__file__).parent.rglob("*.*")):
+        if path.suffix in (".py", ".js", ".css") and path.name != "theme.py":
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"#[0-9a-fA-F]{6}\b|rgba?\(", text), path.name
 
 
 @pytest.mark.parametrize("paper", [theme.LIGHT, theme.DARK], ids=["light", "dark"])

@@ -1,7 +1,7 @@
 """Chapter 0: a picture that is drawn while ranks run.
 
 Owns the thread that looks at the virtual GPUs ten times a second, and less often when drawing
-would take more than two percent of what the process computes: that bounds what being watched can
+would take more than one percent of what the process computes: that bounds what being watched can
 cost. It looks from outside. Only lockstep ranks can be looked at: they are threads of this
 process. The picture is any object with the two methods of `Picture`, or the three of
 `Dashboard`; the lab knows no widget.
@@ -19,7 +19,7 @@ from ..records import Records
 from . import cards
 
 REDRAW_SECONDS = 0.1
-DRAWING_SHARE = 0.02  # of the processor time of this process, at most
+DRAWING_SHARE = 0.01  # of the processor time of this process, at most
 
 
 class Picture(Protocol):
