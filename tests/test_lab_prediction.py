@@ -89,6 +89,7 @@ def test_predictions_of_the_course_come_out_as_the_formulas_say(monkeypatch):
     monkeypatch.delenv("ZEROLAB_WORKSPACE", raising=False)
     psi, ranks = gpt.num_params(gpt.preset("gpt-10m")), lab.world_size()
     formulas = {"0.3": (2 + 2 + 12 / ranks) * psi / 2**20, "0.4": 3.0}
+    formulas |= {"7.8": 0.0, "7.9": 4**0.5}
     known = prediction.every()
     assert {found.id for found in known} == set(formulas)
     for found in known:
