@@ -102,3 +102,21 @@ def test_a_moment_of_the_learners_is_the_one_that_gathers():
         own = comm.run(by_the_engine, 2)[0]
     for mine, theirs in zip(own, comm.run(by_the_engine, 2)[0], strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_class_derived_from_the_learners_reaches_rank_processes():
+    """Not by its name, under which a rank process would find the package's own."""
+    found = exercise.find("6.7")
+    namespace = {**vars(found.module), "__name__": "__main__"}
+    exec(exercise.source_of(found), namespace)
+    with plug.plugged(found.target, namespace["Zero3"]):
+
+        class Hoarder(plug.running(found.target)):
+            def post_forward(self, unit):
+                pass
+
+        Hoarder.__module__ = Hoarder.post_forward.__module__ = "__main__"
+        with plug.plugged(found.target, Hoarder):
+            shown = comm.run(unit_runs._train, 2, "gloo", args=(Plan(3, 2),), timeout=60)
+    whole = 4 * unit_runs.stack_numel(2)
+    assert [one.most_gathered for one in shown] == [whole, whole]

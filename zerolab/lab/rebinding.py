@@ -58,6 +58,8 @@ def _rebind_function(
         function.__defaults__,
         closure,
     )
+    # Not the engine's module: a rank process would be sent its name, and find the engine's own.
+    bound.__module__ = function.__module__
     bound.__kwdefaults__ = function.__kwdefaults__
     bound.__doc__ = function.__doc__
     bound.__qualname__ = function.__qualname__
