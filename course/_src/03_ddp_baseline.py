@@ -348,8 +348,9 @@ DeadlockTable(torn) if torn else None
 # %% [markdown] broken
 # Here the collectives carry labels, so that the run stops at the first call that does not match:
 # rank 1 sends `root/2` where rank 0 has sent `root/1`. The table shows where each rank was then.
-# NCCL and gloo by themselves have no labels, and both buckets are equally long. On real GPUs the same mistake adds the left branch of one rank to the right branch
-# of another, and trains on it without a word.
+# NCCL and gloo by themselves have no labels, and both buckets are equally long. On real GPUs the
+# same mistake adds the left branch of one rank to the right branch of another, and trains on it
+# without a word.
 
 # %% [markdown] unused-heading
 # ## When backward is over
