@@ -505,8 +505,8 @@ EngineMap(run)
 # %% [markdown] sample-heading
 # ## What it writes
 #
-# The model of this course, some steps at stage 2, in fp16 with your scaler. It begins at 2**16,
-# and the first steps are skipped until the scale fits.
+# The model of this course, some steps at stage 2, in fp16 with your scaler. It begins at 2**20,
+# which is too much on purpose: the first steps are skipped until the scale fits.
 
 
 # %% sample
@@ -517,7 +517,7 @@ def write(steps, numel):
         "train_micro_batch_size_per_gpu": 4,
         "zero_optimization": {"stage": 2},
         "gradient_clipping": 1.0,
-        "fp16": {"enabled": True, "hysteresis": 1},
+        "fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 20},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
     }
     engine, *_ = zerolab.initialize(model=model, config=config)
