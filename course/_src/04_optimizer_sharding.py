@@ -319,8 +319,9 @@ print(f"{lines} lines of yours, docstrings included, in the engine that ran")
 # %% [markdown] padding-heading
 # ## What padding costs
 #
-# Every bucket is padded by fewer elements than there are ranks. With many ranks and small buckets
-# that could add up. Does it?
+# Every bucket is padded by fewer elements than there are ranks. (DeepSpeed pads to a multiple of
+# 2 N, so that each 16-bit slice begins on four bytes.) With many ranks and small buckets that could
+# add up. Does it?
 
 # %% padding tags=nbval-check-output
 for world_size in (3, 4, 64, 1024):
@@ -337,7 +338,7 @@ for world_size in (3, 4, 64, 1024):
 # where the parameters become whole again.
 
 # %% trace
-lab.trace(stage=1, depth=2)
+lab.trace(stage=1, depth=1)
 
 # %% [markdown] diff-heading
 # ## The stage as a difference
@@ -486,6 +487,9 @@ except zerolab.UsageError as error:
 # {"train_batch_size": 8, "zero_optimization": {"stage": 1, "reduce_scatter": true},
 #  "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
 # ```
+#
+# AdamW needs no `zero_allow_untested_optimizer`, which a generated configuration in another article
+# sets, and `allgather_partitions` and `allgather_bucket_size` have no effect any more.
 #
 # Read `"reduce_scatter": true` with care. In DeepSpeed 0.19 the path behind that key all-reduces a
 # bucket and copies the owned slice out (read in `stage_1_and_2.py`, and measured): with the gather

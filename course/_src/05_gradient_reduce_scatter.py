@@ -96,12 +96,14 @@ lab.check("5.1", train_sharded_gradients)
 # %% [markdown] hunt-heading
 # ## Find the bug
 #
-# Here is what somebody's page left behind. All the bugs in this hunt stood in public code. In
-# Tiny-DeepSpeed gradients were added up over ranks and never divided. In picotron's naive data
-# parallelism a hook changed something that was not the gradient, so that nothing was ever averaged.
-# In an adaptation of a ZeRO course (xo-toybox/distributed-training-sandbox, 2025) N copies of a
-# gradient were sent, end to end, where one was meant: right values, N times the traffic. And two
-# training scripts lost earlier micro-batches or counted them twice.
+# Here is what somebody's page left behind. Four of the five bugs in this hunt stood in public
+# code. In Tiny-DeepSpeed gradients were added up over ranks and never divided. In picotron's naive
+# data parallelism a hook changed something that was not the gradient, so that nothing was ever
+# averaged. In an adaptation of a ZeRO course (xo-toybox/distributed-training-sandbox, 2025) N
+# copies of a gradient were sent, end to end, where one was meant: right values, N times the
+# traffic. And DeepSpeed itself, with the optimizer on the host, lost the gradients of all
+# backwards of a step but the last (pull requests 7967 and 7981, merged in 2026). The fifth is the
+# opposite of that.
 #
 # Name the misconception with its letter, `lab.bug_hunt("5.1", "LETTER")`; then mend the code and
 # hand it in. `number=2` to `number=5` are the others.
@@ -263,8 +265,9 @@ lab.compare(one, run)
 # %% [markdown] order-heading
 # ## While backward runs
 #
-# On the ledger of your run: what happened in the last backward, in order. A bucket appears (its
-# first gradient), it is sent, it goes.
+# On the ledger of a small run, in order: a bucket appears with its first gradient, it is sent when
+# it has all of them and its turn has come, it goes. The first one to appear is the last one to be
+# sent. Why?
 
 # %% order
 small = lab.train(stage=2, model="gpt-1m", steps=1)
@@ -278,7 +281,9 @@ for _, what in sorted(facts):
     print(what)
 
 # %% [markdown] timeline-heading
-# The same as lanes, a rank each: when it computed, what was on its way, when it waited.
+# The root's bucket holds the last norm, whose gradient is the very first, and the embedding, whose
+# gradient is the very last. The same as lanes, a rank each: when it computed, what was on its way,
+# when it waited.
 
 # %% timeline
 from zerolab_widgets import StepTimeline
@@ -289,7 +294,7 @@ StepTimeline(small)
 # ## One step, call by call
 
 # %% trace
-lab.trace(stage=2, depth=2)
+lab.trace(stage=2, depth=1)
 
 # %% [markdown] diff-heading
 # ## The stage as a difference
@@ -418,11 +423,13 @@ print(f"apart by at most {max(abs(a - b) for a, b in pairs):.1e}")
 #  "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
 # ```
 #
-# Two surprises. DeepSpeed 0.19 never calls a reduce-scatter here: it all-reduces the bucket and
+# Three surprises. DeepSpeed 0.19 never calls a reduce-scatter here: it all-reduces the bucket and
 # copies the owned slices out, or reduces to each owner with another option. So a profile shows
-# `all_reduce`, and a step moves 3 Psi. And older articles name a function
-# `create_reduce_and_remove_grad_hooks`, which at stages 1 and 2 has another name since. Your engine
-# can do both, and counts:
+# `all_reduce`, and a step moves 3 Psi. Older articles name a function
+# `create_reduce_and_remove_grad_hooks`, which at stages 1 and 2 has another name since. And one
+# article counts activation checkpointing and defragmentation into "ZeRO-2": the *release* of that
+# name brought them, the key `stage: 2` shards gradients and nothing else. Your engine can reduce in
+# both ways, and counts:
 
 # %% deepspeed-traffic
 for reduce_scatter in (True, False):
@@ -515,13 +522,17 @@ for accum_steps in (1, 4):
 # `reshard_after_forward=False` is the nearest in torch. With pipelines stage 1 is usual, since
 # there are many micro-batches.
 #
-# **Follow-ups.** "How much is saved on 8 ranks for 7B?" "And with 8 micro-batches, what is moved?"
-# "When are buckets larger than what they save?" Each is settled by a cell:
+# **Follow-ups.** "How much is saved on 8 ranks for 7B? Is it half, as people say?" "And with 8
+# micro-batches, what is moved?" "When are buckets larger than what they save?" Each is settled by
+# a cell:
 
 # %% follow-up-saving
 seven = 7 * 10**9
 saved = estimate.model_state_bytes(seven, 8, 1) - estimate.model_state_bytes(seven, 8, 2)
 print(f"7B on 8 ranks: {saved / 1e9:.2f} GB a rank less than at stage 1")
+for n in (4, 8, 64):
+    ratio = estimate.saving_factor(2, n) / estimate.saving_factor(1, n)
+    print(f"{n} ranks: states {ratio:.2f} times smaller than at stage 1")
 
 # %% follow-up-accumulation
 stages = {stage: estimate.elements_moved(stage, 1, accum_steps=8) for stage in (0, 1, 2, 3)}

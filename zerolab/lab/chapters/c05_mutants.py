@@ -3,7 +3,7 @@
 Owns nothing. The docstring of each is what its author believes. Those of the empty page are from
 public code: gradients summed and never averaged (Tiny-DeepSpeed), a hook that changes something
 else than the gradient (picotron's naive data parallelism), N copies sent where one was meant (an
-adaptation of a ZeRO course), earlier micro-batches counted twice or lost (two training scripts).
+adaptation of a ZeRO course), earlier micro-batches lost (DeepSpeed pull request 7981).
 """
 
 from collections import deque
