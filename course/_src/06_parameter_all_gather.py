@@ -135,8 +135,9 @@ print(tuple(nothing.shape), nothing.untyped_storage().nbytes(), "bytes;", "norm:
 # ## Your turn: bring it back
 #
 # A bucket has `flat_param` `[padded_numel]`, whose storage is empty, and `shard` `[shard_numel]`,
-# this rank's slice. Give the memory back and start the gather. Who needs the result will wait.
-# *About 5 minutes, difficulty 1.*
+# this rank's slice. Give the memory back and start the gather, by `comm.all_gather(output, input,
+# async_op=True, label=bucket.name)`. Who needs the result will wait. *About 5 minutes, difficulty
+# 1.*
 
 # %% exercise zerolab.turns:unshard_bucket
 lab.check("6.2", unshard_bucket)
@@ -245,8 +246,8 @@ print("head is the embedding:", model.head.weight is model.token_embedding.weigh
 #
 # The first *moment*. Every unit of the engine gets an object of this class. Mind the calls that
 # come in an odd state: `fetch` of a unit that is on its way, `unshard` of one that nobody fetched,
-# `reshard` of one that was fetched and never used. *About 20 minutes, difficulty 2;*
-# `lab.hint("6.5")` helps.
+# `reshard` of one that was fetched and never used. Your `unshard_bucket` and `reshard_bucket` are
+# there. *About 20 minutes, difficulty 2;* `lab.hint("6.5")` helps.
 
 # %% exercise zerolab.turns:Turn.fetch, Turn.unshard, Turn.reshard
 lab.check("6.5", Turn)
@@ -260,8 +261,8 @@ lab.check("6.5", Turn)
 # its own, since it goes the other way.
 #
 # How far ahead? One unit hides one gather behind one block's computation. DeepSpeed's key
-# `stage3_prefetch_bucket_size` is a limit in elements: as many units as fit together. *About 10
-# minutes, difficulty 2;* `lab.hint("6.6")` helps.
+# `stage3_prefetch_bucket_size` is a limit in elements: as many units as fit together;
+# `unit_numel(unit)` counts them. *About 10 minutes, difficulty 2;* `lab.hint("6.6")` helps.
 
 # %% exercise zerolab.turns:units_ahead
 lab.check("6.6", units_ahead)
