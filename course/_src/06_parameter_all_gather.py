@@ -716,14 +716,13 @@ print("the same bits:", threads == processes)
 # %% answer
 from zerolab.lab import own_text, plug
 
-mine = lab.train(stage=3, model="gpt-1m")
 texts = [own_text.text_of(target, own) for target, own in plug.entries().items()]
 lines = sum(len(text.source.splitlines()) for text in texts)
-calls = [e for e in mine.ranks[0].records.collectives if e.purpose == "data"]
-print(f"at the peak {mine.peak_bytes / 2**20:.2f} MiB, stage 2 {free.peak_bytes / 2**20:.2f} MiB")
-print(f"{len(calls) // len(mine.losses)} collectives a step, {lines} lines of yours")
-print(f"moved {mine.ranks[0].elements_moved:,} elements = 3 x {sizes.padded_numel:,}")
-print(f"whole at most {Story.of(mine.ranks[0].records).most:,} bytes: root, a block, the next one")
+calls = [e for e in run.ranks[0].records.collectives if e.purpose == "data"]
+print(f"at the peak {run.peak_bytes / 2**20:.2f} MiB, stage 2 {free.peak_bytes / 2**20:.2f} MiB")
+print(f"{len(calls) // len(run.losses)} collectives a step, {lines} lines of yours")
+print(f"moved {run.ranks[0].elements_moved:,} elements = 3 x {sizes.padded_numel:,}")
+print(f"whole at most {Story.of(run.ranks[0].records).most:,} bytes: root, a block, the next one")
 
 # %% [markdown] interview
 # ## In the interview
