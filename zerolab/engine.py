@@ -127,6 +127,7 @@ class Engine(nn.Module):
         self.scaler = building.scaler(cfg)
         self.check_overflow = cfg.param_dtype != torch.bfloat16 or cfg.bf16.check_grad_overflow
         homes.register(self)
+        self._loading = gathering.watch_loading(self.module)
 
     def _options(self, mixed: bool) -> ddp.StageOptions:
         cfg = self.config
@@ -354,6 +355,13 @@ class Engine(nn.Module):
         """Return the model's state dict with whole parameters, on every rank; all call it."""
         return gathering.whole_state_dict(self.module)
 
+    def load_module_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """Load whole parameters, at every stage; all ranks call it and rank 0's values win.
+
+        Masters follow, moments stay. Returns the missing and unexpected keys, as torch does.
+        """
+        return gathering.load_state_dict(self.module, state_dict, strict)
+
     def __getattr__(self, name: str) -> Any:
         """Look in the model for what the engine does not have, as in DeepSpeed."""
         try:
@@ -378,6 +386,8 @@ class Engine(nn.Module):
         """Remove every hook; the model and its buckets can then be collected."""
         self.sharding.remove_hooks()
         self.groups.handle.remove()
+        for handle in self._loading:
+            handle.remove()
 
     def __deepcopy__(self, memo: Any) -> "Engine":
         """Refuse: the copy's buckets would be nobody's."""

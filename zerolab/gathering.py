@@ -11,7 +11,9 @@ are what is gathered. Phases:
     release shard again what was sharded before
 """
 
+import weakref
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -230,3 +232,45 @@ def whole_state_dict(module: nn.Module, **more: Any) -> dict[str, Any]:
             name: value.detach().clone() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()
         }
+
+
+def load_state_dict(module: nn.Module, state_dict: dict[str, Any], strict: bool = True) -> Any:
+    """Load whole parameters, the same on every rank, wherever they lie; rank 0's values win."""
+    with GatheredParameters(module.parameters(), modifier_rank=0):
+        return module.load_state_dict(state_dict, strict)
+
+
+def watch_loading(module: nn.Module) -> list[Any]:
+    """Let torch's own `load_state_dict` end well or in words, on the model and its parts.
+
+    Where parameters are sharded there is nothing to load into: that is an error. Elsewhere the
+    loaded values go into the master weights too, or the next step would undo them.
+
+    Returns:
+        Handles that take the watch away.
+    """
+    handles = []
+    for part in module.modules():
+        homes_of = [homes.find(param) for param in part.parameters(recurse=False)]
+        buckets = weakref.WeakSet(home.bucket for home in homes_of if home is not None)
+        if buckets:
+            handles.append(part.register_load_state_dict_pre_hook(_refuse_placeholders))
+            handles.append(part.register_load_state_dict_post_hook(partial(_adopt_all, buckets)))
+    return handles
+
+
+def _refuse_placeholders(module: nn.Module, *_: Any) -> None:
+    """Before a module is loaded: its parameters must be here."""
+    if any(sharded_param.is_placeholder(param) for param in module.parameters(recurse=False)):
+        raise UsageError(
+            f"load_state_dict: the parameters of {type(module).__name__} are sharded: call "
+            "engine.load_module_state_dict(state_dict) on every rank, or load inside "
+            "zero.GatheredParameters(module.parameters(), modifier_rank=0)"
+        )
+
+
+def _adopt_all(buckets: "weakref.WeakSet[Bucket]", *_: Any) -> None:
+    """After a module was loaded: the optimizer goes on from the new values."""
+    for bucket in buckets:
+        if bucket not in _looks:  # inside `GatheredParameters` the end of the block does it
+            adopt(bucket)
