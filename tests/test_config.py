@@ -2,6 +2,7 @@
 
 import base64
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -578,3 +579,10 @@ def test_of_two_precisions_one_is_kept_and_named():
     corrected, left = mended(raw)
     assert corrected["bf16"] == {"enabled": True} and corrected["fp16"]["enabled"] is False
     assert left == {} and config.load(corrected, 4).param_dtype == torch.bfloat16
+
+
+def test_an_error_travels_from_a_rank_process_as_it_is():
+    with pytest.raises(config.ConfigError) as caught:
+        config.load({"train_batch_size": 8, "zero_optimization": {"stage": 1}}, 4)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value) and again.problems == caught.value.problems

@@ -78,14 +78,19 @@ class ConfigError(UsageError):
 
     Attributes:
         problems: the same, as data.
+        name: of the file.
     """
 
     def __init__(self, problems: Iterable[Problem], name: str = "config") -> None:
         """Write the problems under the name of the file, or on its line when there is one."""
-        self.problems = tuple(problems)
+        self.problems, self.name = tuple(problems), name
         lines = [str(problem) for problem in self.problems]
         many = f"{len(lines)} problems\n  " + "\n  ".join(lines)
         super().__init__(f"{name}: {lines[0] if len(lines) == 1 else many}")
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Problem, ...], str]]:
+        """Travel from a rank process as problems: a message alone would be read as many."""
+        return type(self), (self.problems, self.name)
 
 
 def error(path: Path, message: str, remedy: str = "", *edits: Edit) -> Problem:
