@@ -701,7 +701,7 @@ def load_and_train(stage, dtype, how):
 @pytest.mark.parametrize("how", ["engine", "torch", "parts"])
 def test_loaded_weights_are_what_the_optimizer_goes_on_from(stage, dtype, how):
     if stage == 3 and how != "engine":
-        with pytest.raises(UsageError, match="engine.load_module_state_dict"):
+        with pytest.raises(UsageError, match=r"engine\.load_module_state_dict"):
             comm.run(load_and_train, world_size=2, args=(stage, dtype, how))
         return
     expected = comm.run(load_and_train, world_size=2, args=(stage, dtype, "before"))
