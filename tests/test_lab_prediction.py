@@ -89,6 +89,14 @@ def test_predictions_of_the_course_come_out_as_the_formulas_say(monkeypatch):
     monkeypatch.delenv("ZEROLAB_WORKSPACE", raising=False)
     psi, ranks = gpt.num_params(gpt.preset("gpt-10m")), lab.world_size()
     formulas = {"0.3": (2 + 2 + 12 / ranks) * psi / 2**20, "0.4": 3.0}
+    small, block = gpt.num_params(gpt.preset("gpt-1m")), 198_272  # of which five, and the root
+    root = small - 5 * block
+    slices = 5 * block / ranks  # of all blocks; the root is still whole when the last one comes
+    formulas |= {"2.8": 8 - 1, "2.9": 2 * (ranks - 1) / ranks}
+    formulas |= {"3.8": 6 - 1, "3.9": 2 * 4 * small / 1e6}
+    formulas |= {"4.7": 12 * (1 - 1 / ranks), "4.8": 2.0}
+    formulas |= {"5.6": 2 * (slices + 2 * block + root) / 2**20, "5.7": 4 + 1}
+    formulas |= {"6.8": 2 * (root + 2 * block) / 2**10, "6.9": 3 * 4}
     formulas |= {"7.8": 0.0, "7.9": 4**0.5}
     known = prediction.every()
     assert {found.id for found in known} == set(formulas)
