@@ -24,6 +24,7 @@ from .tripwire import ReferenceCalled, calls_by_attribute, tripwire
 
 MAX_REPR = 120
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+RANK = re.compile(r"raised by rank (?P<rank>\d+);")  # a note that a run puts on an error
 MEMORY = (torch.OutOfMemoryError, MemoryError)
 VERDICTS = (
     (Wrong, Outcome.FAIL),
@@ -143,6 +144,9 @@ def explain(report: Report, error: BaseException, exercise: Exercise, call: str)
     if isinstance(error, Wrong):
         report.expected, report.observed = error.expected, error.observed
         report.rank = error.rank
+    elif report.outcome is OTHERWISE:
+        found = RANK.search("\n".join(getattr(error, "__notes__", ())))
+        report.rank = int(found["rank"]) if found else None
 
 
 def describe(error: BaseException, exercise: Exercise) -> str:

@@ -109,6 +109,7 @@ EXERCISES = (
         mutants=_mutants(
             wrong.sends_before_it_receives,
             wrong.forgets_to_wait,
+            wrong.lets_the_send_go,
             wrong.turns_left,
             wrong.half_the_ring,
             wrong.copies_its_own,

@@ -96,6 +96,14 @@ def forgets_to_wait(outgoing: Tensor, incoming: Tensor) -> None:
     comm.recv(incoming, (rank - 1) % world_size, async_op=True)
 
 
+def lets_the_send_go(outgoing: Tensor, incoming: Tensor) -> None:
+    """Having received says nothing about the own message: it may be under way, and whoever fills
+    `outgoing` anew then changes what the neighbour gets."""
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+    comm.send(outgoing, (rank + 1) % world_size, async_op=True)
+    comm.recv(incoming, (rank - 1) % world_size)
+
+
 def turns_left(outgoing: Tensor, incoming: Tensor) -> None:
     """The ring turns the other way: it sends to the left and receives from the right."""
     rank, world_size = comm.get_rank(), comm.get_world_size()

@@ -28,6 +28,7 @@ class Shown:
     ops: tuple[str, ...] = ()  # what it called, in order
     peers: tuple[int, ...] = ()  # to whom it sent
     sent: int = 0  # elements
+    under_way: tuple[str, ...] = ()  # what it began and did not wait for
 
 
 def numbers(rank: int, numel: int) -> torch.Tensor:
@@ -57,6 +58,7 @@ def watched(call: Callable[[], None], values: torch.Tensor, given: torch.Tensor 
         ops=tuple(event.op for event in events),
         peers=tuple(event.peer for event in sends),
         sent=sum(event.elements for event in sends),
+        under_way=tuple(event.op for event in events if not event.ended),
     )
 
 
@@ -88,13 +90,24 @@ class Look:
         for rank, (shown, right) in enumerate(zip(self.shown, expected, strict=True)):
             if shown.values != right:
                 where = _differences(shown.values, right)
-                raise self.wrong(rank, f"rank {rank} {what}: {where}.", right, shown.values)
+                pairs = zip(self.shown, expected, strict=True)
+                bad = sum(shown.values != right for shown, right in pairs)
+                text = f"rank {rank} {what}: {where}. It is so on {bad} of {len(self.shown)} ranks."
+                raise self.wrong(rank, text, _cut(right), _cut(shown.values))
+
+    def waited(self) -> None:
+        """Every call that a rank began has ended: nothing is under way any more."""
+        for rank, shown in enumerate(self.shown):
+            if shown.under_way:
+                op = shown.under_way[0]
+                what = f"rank {rank} began a {op} and came back without having waited for it."
+                raise self.wrong(rank, what, "nothing under way", f"{op} under way")
 
     def kept(self, what: str) -> None:
         """No rank has changed what it was given."""
         for rank, shown in enumerate(self.shown):
             if not shown.kept:
-                raise self.wrong(rank, f"rank {rank} has changed its {what}.", "as before", "not")
+                raise self.wrong(rank, f"rank {rank} has changed its {what}.", "unchanged", "changed")
 
     def only_messages(self) -> None:
         """Nothing but `comm.send` and `comm.recv` was called."""
@@ -124,6 +137,12 @@ class Look:
         ranks = f"{len(self.shown)} rank{'s' * (len(self.shown) > 1)}"
         text = f"On {ranks} {message}"
         return Wrong(text, expected=expected, observed=observed, call=self.call, rank=rank)
+
+
+def _cut(values: Sequence[float]) -> str:
+    """Return a list as a card can hold it: beginning and end."""
+    words = [f"{value:g}" for value in values]
+    return f"[{', '.join(words if len(words) <= 8 else [*words[:4], '...', words[-1]])}]"
 
 
 def _differences(observed: list[float], expected: list[float]) -> str:
