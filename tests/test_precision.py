@@ -182,12 +182,30 @@ def test_gradients_may_travel_in_fp32_while_parameters_are_bf16():
     assert results[0]["losses"] == pytest.approx(rounded[0]["losses"], rel=2e-2)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("wire", "accum", "expected"),
+    [
+        (None, None, "bfloat16"),
+        (None, "fp32", "float32"),
+        ("bf16", "fp32", "bfloat16"),
+        ("fp32", None, "float32"),
+    ],
+)
+def test_gradients_travel_in_the_type_that_was_asked_for(stage, wire, accum, expected):
+    config = make_config(stage, "bf16")
+    config |= {"communication_data_type": wire} if wire else {}
+    config |= {"data_types": {"grad_accum_dtype": accum}} if accum else {}
+    assert comm.run(_reduced_dtypes, 2, args=(config,)) == [{expected}] * 2
+
+
 def _reduced_dtypes(config):
     engine, *_ = zerolab.initialize(model=make_model("odd"), config=config)
     (x, y), *_ = make_batches("odd", comm.get_rank(), comm.get_world_size(), 2, 1)
     engine.backward(engine(x.bfloat16(), y.bfloat16()))
     engine.step()
-    return {e.dtype for e in engine.records().collectives if e.op == "reduce_scatter"}
+    reductions = [e for e in engine.records().collectives if e.purpose == "data"]
+    return {e.dtype for e in reductions if e.op in ("reduce_scatter", "all_reduce")}
 
 
 def test_fp16_trains_close_to_fp32_at_every_stage():

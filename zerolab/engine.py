@@ -134,7 +134,7 @@ class Engine(nn.Module):
         return ddp.StageOptions(
             mixed=mixed,
             grad_dtype=None if cfg.grad_accum_dtype == cfg.param_dtype else cfg.grad_accum_dtype,
-            reduce_dtype=None if cfg.reduce_dtype == cfg.param_dtype else cfg.reduce_dtype,
+            reduce_dtype=None if cfg.reduce_dtype == cfg.grad_accum_dtype else cfg.reduce_dtype,
             every_micro_step=cfg.reduce_every_micro_step,
             reduce_op="sum" if cfg.gradient_allreduce_op == "sum" else "avg",
             in_flight=self._in_flight(),

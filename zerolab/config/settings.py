@@ -74,6 +74,7 @@ def resolve(
 ) -> Config:
     """Decide everything that the file leaves open."""
     param_dtype = compute_dtype(file)
+    grad_accum_dtype = file.data_types.grad_accum_dtype or param_dtype
     return Config(
         world_size=world_size,
         train_batch_size=triad.total,
@@ -82,8 +83,8 @@ def resolve(
         stage=file.zero_optimization.stage,
         zero=_resolved_zero(file.zero_optimization),
         param_dtype=param_dtype,
-        reduce_dtype=file.communication_data_type or param_dtype,
-        grad_accum_dtype=file.data_types.grad_accum_dtype or param_dtype,
+        reduce_dtype=file.communication_data_type or grad_accum_dtype,
+        grad_accum_dtype=grad_accum_dtype,
         fp16=file.fp16,
         bf16=file.bf16,
         gradient_clipping=file.gradient_clipping,
