@@ -8,6 +8,7 @@ from zerolab import gpt, lab
 from zerolab.errors import UsageError
 from zerolab.lab import prediction, progress
 from zerolab.lab.prediction import Prediction
+from zerolab.sim import estimate
 
 
 @pytest.fixture
@@ -92,6 +93,10 @@ def test_predictions_of_the_course_come_out_as_the_formulas_say(monkeypatch):
     small, block = gpt.num_params(gpt.preset("gpt-1m")), 198_272  # of which five, and the root
     root = small - 5 * block
     slices = 5 * block / ranks  # of all blocks; the root is still whole when the last one comes
+    beside = estimate.activation_bytes(gpt.preset("gpt-1m"), batch=8)
+    rest = beside + 2 * 8 * 128 * 256 * 4 + 3 * 8 * 128 * 8  # temporaries of the loss, the batch
+    stage_3 = 14 * small / ranks + 2 * (block + root)  # no gradients yet; two units gathered
+    formulas |= {"1.5": beside / (2 * small), "1.6": (14 * small + rest) / (stage_3 + rest)}
     formulas |= {"2.8": 8 - 1, "2.9": 2 * (ranks - 1) / ranks}
     formulas |= {"3.8": 6 - 1, "3.9": 2 * 4 * small / 1e6}
     formulas |= {"4.7": 12 * (1 - 1 / ranks), "4.8": 2.0}

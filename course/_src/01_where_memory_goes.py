@@ -22,17 +22,24 @@ lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB", watch=MemoryBa
 # %% [markdown] four-kinds
 # ## Four books for every parameter
 #
-# Picture a class that revises for an exam. Every pupil carries the whole set of books:
+# The run stopped, and its message says what lay in memory, by kind. Four of the kinds are there
+# for the sake of the parameters. Picture a class that revises for an exam. Every pupil carries the
+# whole set of books:
 #
 # | book | kind | holds | used |
 # |---|---|---|---|
 # | the textbook | `param` | the weights, in 16 bits | in every forward and backward |
-# | the margin notes | `grad` | what this lesson says to change | once a step |
+# | the margin notes | `grad` | what this lesson changes, as wide as the weights | once a step |
 # | the clean copy | `master` | the weights once more, in fp32 | when the optimizer updates |
 # | the revision notebooks | `optimizer` | Adam's two averages, in fp32 | then too |
 #
-# Why a clean copy? A step changes a weight by about a thousandth. bf16 has eight bits of
-# precision: a change below 1/256 of the weight is rounded away, and the model stops to learn.
+# The rest is work in progress. `temp` is what an operation has just computed. Only when backward
+# begins can the ledger tell which of it was kept for backward; from then on that is `activation`.
+# So a run that dies in forward reports its activations as `temp`.
+#
+# Why a clean copy? A step changes a weight by about a thousandth of it. bf16 has eight bits of
+# precision: a change below 1/512 of the weight is always rounded away, and the model stops
+# learning.
 
 # %% rounding
 import torch
@@ -43,7 +50,7 @@ print("bf16:", (weight + 0.001).item(), "   fp32:", round((weight.float() + 0.00
 # %% [markdown] your-turn-bytes
 # ## Your turn: what one parameter costs
 #
-# Return the four numbers, in bytes, for a precision and an optimizer. Two tables of the module are
+# Return the four numbers, in bytes, for a precision and an optimizer. Three names of the module are
 # there for you: `PARAM_BYTES["bf16"]` is 2, `MASTER_BYTES` is 4, and
 # `state_of("adamw").bytes_per_param` is 8. *About 8 minutes;* `lab.hint("1.1")` helps.
 
@@ -73,9 +80,10 @@ for precision in ("fp32", "bf16"):
 # %% [markdown] your-turn-kinds
 # ## Your turn: what each stage divides
 #
-# Four pupils notice that they need the revision notebooks only in the last minute of a lesson. So
-# each keeps a quarter of them, and tells the others what came out. That is stage 1. Stage 2
-# divides one book more, stage 3 the last one.
+# Four pupils look at the last column of the table. Some books are needed only in the last minute of
+# a lesson, when the optimizer updates. So each pupil keeps a quarter of those, and tells the others
+# what came out. That is stage 1. Stage 2 divides one book more, stage 3 the last one. The order in
+# the tuple does not matter.
 #
 # A third article says that stage 1 "splits these 16 bytes". Does it? *About 5 minutes.*
 
@@ -127,18 +135,32 @@ deepspeed = estimate.estimate_zero2_model_states_mem_needs(size, 8, 8, cpu_offlo
 print(f"article    {article:.2f} GB, from a variable `psi_bytes` that holds a count")
 print(f"yours      {ours / GB:.2f} GB = {ours / GIB:.2f} GiB")
 print(f"DeepSpeed  {deepspeed / GB:.2f} GB = {deepspeed / GIB:.2f} GiB, which it prints as GB")
+print(f"a GiB is {GIB / GB:.3f} GB")
 
 # %% [markdown] calculators-why
 # Three things differ. A *count* became "bytes" in the article's name, which goes well until
 # somebody multiplies by two once more. GB and GiB are seven percent apart. And DeepSpeed's own
 # estimator counts other bytes: it supposes 32-bit gradients on the way. None of the three knows
-# activations, buckets on their way or the largest layer. The rest of this chapter does.
+# activations, which come next, nor the buffers in which gradients and layers travel, which later
+# chapters add.
+
+# %% [markdown] hunt
+# ## Find the bug
+#
+# A wrong estimator makes people buy the wrong machines, and it raises no error. This bug is public:
+# DeepSpeed's own estimator had it, until pull request 5099 of 2024; issue 5102 describes it. Here
+# it is in your `sharded_kinds`. Read the evidence, work out what a parameter should cost, and name
+# the belief behind it. Then mend it. *About 6 minutes.*
+
+# %% bug-hunt
+lab.bug_hunt("1.2", number=2)
 
 # %% [markdown] activations
 # ## What forward leaves on the desk
 #
 # Backward needs what forward computed: inputs of matrix products, of the activation function, of
-# dropout. For one layer in 16 bits, with `s` tokens, `b` sequences, width `h` and `a` heads:
+# dropout. For one layer in 16 bits, with `s` tokens in each of `b` sequences, width `h` and `a`
+# heads (4 sbh is 4 times s times b times h):
 #
 # | kept for backward | bytes |
 # |---|---|
@@ -149,7 +171,7 @@ print(f"DeepSpeed  {deepspeed / GB:.2f} GB = {deepspeed / GIB:.2f} GiB, which it
 # | input of the first MLP product | 2 sbh |
 # | input of the activation function and its output | 16 sbh |
 # | two dropout masks, a byte an entry | 2 sbh |
-# | scores after softmax, after dropout, and a mask | (2 + 2 + 1) a s²b |
+# | attention maps: after softmax, after dropout, and a mask | (2 + 2 + 1) a s²b |
 #
 # Source: Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*
 # (2022), equation 1.
@@ -172,7 +194,9 @@ for seq_len in (2048, 8192):
     print(f"32 layers, {seq_len:,} tokens: {whole / 1e9:6.1f} GB, checkpointed {kept / 1e9:.2f} GB")
 
 # %% [markdown] square
-# Four times the tokens are far more than four times the bytes: the maps grow with the square.
+# Four times the tokens are far more than four times the bytes: an attention map has an entry for
+# each pair of tokens, so the maps grow with the square.
+#
 # Fused attention (FlashAttention) never writes them out; the GPT of this course uses it, has no
 # dropout here, and its exact account is `estimate.activation_bytes`.
 
@@ -189,8 +213,14 @@ MemoryExplorer(psi=7.5e9, world_size=64, stage=0, precision="bf16", capacity="80
 # %% [markdown] predict
 # ## Predict, then measure
 #
-# Stage 0, `gpt-1m`, a micro-batch of 8. Which kind will be the largest at the peak? Decide, then
-# run the two cells: first the estimate, which runs nothing, then the ledger.
+# Back to the model of the first cell, with all the memory that it wants. Commit to a number: put it
+# in the place of `None` and run.
+
+# %% predict-activations
+lab.predict("1.5", None)
+
+# %% [markdown] by-kind
+# Now every kind: first the estimate, which runs nothing, then the ledger at the peak.
 
 # %% estimated
 predicted = states.model_states(psi, lab.world_size(), 0)
@@ -204,8 +234,9 @@ print({kind: f"{size / 2**20:.2f} MiB" for kind, size in at_peak.items()})
 print(f"activations: estimated {predicted['activation']:,}, measured {at_peak['activation']:,}")
 
 # %% [markdown] not-a-sum
-# The activations agree to the byte. And at the peak there are no gradients: backward has only
-# begun, and they come as the activations go. The peak of all is less than the sum of the peaks.
+# The activations agree but for four bytes: backward has just begun, and one number of the loss is
+# gone already. And at the peak there are no gradients: they come as the activations go. The peak of
+# all is less than the sum of the peaks.
 
 # %% [markdown] see-it
 # ## See it come and go
@@ -226,7 +257,10 @@ MemoryTimeline(lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB")
 # %% [markdown] last-measurement
 # ## The answer
 #
-# The same micro-batch at every stage, on the ledger.
+# One more number to commit to. Then the same micro-batch at every stage, on the ledger.
+
+# %% predict-stage-3
+lab.predict("1.6", None)
 
 # %% answer
 for stage in (0, 1, 2, 3):
@@ -242,6 +276,10 @@ print(
 # The largest part is the activations, and no stage changes them: they belong to the *data* of a
 # rank, not to the model. ZeRO made room beside them. What shrinks them is a smaller micro-batch, a
 # shorter sequence, or checkpointing (chapter 09).
+#
+# Two more things to see. Stages 1 and 2 peak alike: at this peak there are no gradients yet, so
+# dividing them saves nothing here. And `gathered` at stage 3 is the layer in use, put together from
+# everybody's slices (chapter 06).
 
 # %% [markdown] deepspeed
 # ## In DeepSpeed
@@ -267,8 +305,8 @@ print(
 # saving of stage 1 is 16 / (4 + 12/N): below 4 for every N. Activations of a layer are about 34
 # sbh + 5 a s²b bytes; fused attention removes the second term, checkpointing leaves 2 sbh. States
 # and activations do not peak together: gradients grow while activations go. Then what estimates
-# forget: buckets on their way, the unit that stage 3 gathers, the allocator's cache and the CUDA
-# context. So I would measure one step before I promise a batch size.
+# forget: buffers for what travels, the layer that stage 3 gathers, the allocator's cache and the
+# CUDA context. So I would measure one step before I promise a batch size.
 #
 # **Follow-ups.** With SGD? With N = 3? With twice the micro-batch? Each is one call:
 

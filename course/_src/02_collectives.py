@@ -41,7 +41,8 @@ print(", ".join(f"{event.op} of {event.elements:,} elements" for event in calls)
 # | all-gather | each reads out a line, all write down all lines | N slices | all slices, N times |
 # | all-to-all | each has a letter for each other one | rows | columns |
 #
-# See them happen. Rank r begins with 1, 10, 100, ... so the digits of a sum say who is in it.
+# See four of them happen. Rank 0 begins with ones, rank 1 with tens, rank 2 with hundreds: the
+# digits of a sum say who is in it.
 
 
 # %% verbs
@@ -117,7 +118,7 @@ for rank, arrived in enumerate(on_ranks(letters)):
 # that size on a rank, however many ranks there are. **Allowed:** `comm.send(tensor, dst)` and
 # `comm.recv(tensor, src)`, nothing else. `send` returns when the other has received.
 #
-# Any way will do that fits. Do not look for the best one yet. *About 12 minutes;*
+# Any way that fits will do. Do not look for the best one yet. *About 12 minutes;*
 # `lab.hint("2.1")` helps.
 
 # %% exercise zerolab.comm.star:sum_everywhere
@@ -270,10 +271,11 @@ stuck(lambda: naive_exchange(torch.ones(3), torch.zeros(3)))
 # %% [markdown] your-exchange
 # ## Your turn: one round
 #
-# Write the exchange so that it always ends. There are two classical ways: let one of the calls
-# begin without waiting (`work = comm.send(..., async_op=True)`, and `work.wait()` later), or let
-# even ranks send first and odd ranks receive first. Why does the second way work for an odd
-# number of ranks too? *About 8 minutes.*
+# Write the exchange so that it always ends. There are two classical ways. Let one of the calls
+# begin without waiting: `work = comm.send(..., async_op=True)`, and `work.wait()` before you
+# return, for until then the message may still be under way. Or let even ranks send first and odd
+# ranks receive first. Why does the second way work for an odd number of ranks too? *About 8
+# minutes.*
 
 # %% exercise zerolab.comm.ring:exchange
 lab.check("2.2", exchange)
@@ -301,8 +303,8 @@ lab.check("2.3", sent_slice)
 # ## Your turn: the reduce-scatter
 #
 # Put the two together. N-1 rounds, in each one `exchange` of one slice and one addition. The
-# input belongs to the caller and must stay as it is; `output` may be a part of it. *About 15
-# minutes;* `lab.hint("2.4")` helps.
+# input belongs to the caller and must stay as it is. Only where `output` is a slice of it may that
+# slice change, at the end. *About 15 minutes;* `lab.hint("2.4")` helps.
 
 # %% exercise zerolab.comm.ring:reduce_scatter
 lab.check("2.4", reduce_scatter)
@@ -384,7 +386,8 @@ for stage, run in on_ring.items():
         f"stage {stage}: {rank.elements_moved / psi:.2f} Psi moved a step, {sent / psi:.2f} Psi "
         f"sent by each rank: {sent / rank.elements_moved:.3f} of it"
     )
-print(f"(N-1)/N is {traffic.ring_factor(ranks):.3f}")
+for n in (ranks, 1024):
+    print(f"on {n:,} ranks (N-1)/N is {traffic.ring_factor(n):.3f}")
 
 # %% [markdown] order-of-sums
 # ## The same sum, in another order
@@ -443,6 +446,10 @@ print("wrong:", " ".join(f"{loss:.3f}" for loss in wrong.losses))
 # one rank too far. The all-gather then files it in the wrong place, so that each parameter
 # receives the gradient of another one. Bytes, shapes, traffic and the number of messages are
 # perfect. Only values could tell.
+#
+# Does your loss fall all the same, only more slowly? Then your `reduce_scatter` asks `sent_slice`
+# in the first round and works out the others itself. One of the N summands of every slice is a
+# wrong one, the others are right. Such a bug lives long.
 
 # %% [markdown] hunt
 # ## Find the bug
@@ -648,8 +655,8 @@ for stage, run in plain.items():
 #   out, and stage 3's second all-gather, the one in backward.
 # - Stage 3 moves half as much again. Whether that is "significant" is decided by latency and by
 #   what it can hide behind: it has far more calls.
-# - More cards do not mean more bytes a card: (N-1)/N is 0.75 at 4 and 0.999 at 1,024. What grows
-#   is the number of messages.
+# - More cards hardly mean more bytes a card: (N-1)/N, printed above for this notebook's ranks and
+#   for 1,024, is never more than 1. What grows is the number of messages.
 #
 # One warning for interviews: that is the paper, and this engine. DeepSpeed's stages 1 and 2, as
 # released (0.19.8, read and measured), all-reduce each bucket and keep the own slice: 3 Psi a
@@ -723,7 +730,7 @@ print("your ring:  ", " ".join(f"{loss:.6f}" for loss in ours))
 # {"zero_optimization": {"stage": 2, "reduce_scatter": true, "reduce_bucket_size": 5e8}}
 # ```
 #
-# The last number counts elements, not bytes.
+# The last number counts elements, not bytes. And read `reduce_scatter` with the warning above.
 
 # %% [markdown] answer-heading
 # ## The answer
@@ -749,9 +756,10 @@ import inspect
 for name in ("exchange", "sent_slice", "reduce_scatter", "all_gather", "all_reduce"):
     lines = inspect.getsource(globals()[name]).split('"""')[-1].strip().splitlines()
     print(f"{name:15} {len(lines):2} lines below the docstring")
-step = on_ring[0].ranks[0].records
-messages = [event for event in step.parts if event.op == "send"]
-print(f"{len(step.collectives)} collectives of 2 steps at stage 0 were {len(messages)} messages")
+records = on_ring[0].ranks[0].records
+sums = [event for event in records.collectives if event.purpose == "data"]
+messages = [event for event in records.parts if event.op == "send" and event.purpose == "data"]
+print(f"{len(sums)} all-reduces, all of 2 steps at stage 0, were {len(messages)} messages a rank")
 
 # %% [markdown] interview
 # ## In the interview

@@ -24,7 +24,8 @@ def exchange(outgoing: Tensor, incoming: Tensor) -> None:
     """Send `outgoing` to the right neighbour, fill `incoming` with what the left one sends.
 
     All ranks call this at the same time. The last rank's right neighbour is rank 0. It must end
-    although `comm.send` returns only when the receiver has received.
+    although `comm.send` returns only when the receiver has received. When it returns, nothing is
+    under way any more.
 
     Args:
         outgoing: any shape; unchanged.

@@ -13,9 +13,10 @@ from torch import nn
 
 from ... import device, engine, gpt
 from ...sim import states
-from .. import evidence
+from .. import evidence, training
 from ..exercise import Exercise, Mutant
 from ..outcome import Wrong
+from ..prediction import Prediction
 
 Function = Callable[..., Any]
 KINDS = ("param", "grad", "master", "optimizer")
@@ -191,6 +192,13 @@ def _check_stage(answer: Function, stage: int) -> None:
         )
 
 
+def estimator_evidence(world_size: int) -> str:
+    """Say what the estimator, run on the hunted function, says that a parameter costs."""
+    numel = 12 * world_size
+    each = [states.model_state_bytes(numel, world_size, stage) / numel for stage in states.STAGES]
+    return f"bytes a parameter at stages 0 to 3: {', '.join(f'{size:g}' for size in each)}"
+
+
 # 1.3 saving_factor
 
 
@@ -314,6 +322,12 @@ def forgets_to_shard_the_master(stage: int) -> tuple[str, ...]:
     return ((), ("optimizer",), ("optimizer", "grad"), ("optimizer", "grad", "param"))[stage]
 
 
+def gradients_whole_at_stage_2(stage: int) -> tuple[str, ...]:
+    """Stage 2 divides the gradients too: of their sum a rank keeps only the slice it updates."""
+    states_ = ("master", "optimizer")
+    return ((), states_, states_, (*states_, "grad", "param"))[stage]
+
+
 def one_kind_a_stage(stage: int) -> tuple[str, ...]:
     """A stage adds to the one before; it does not take its place."""
     return ((), ("master", "optimizer"), ("grad",), ("param",))[stage]
@@ -414,6 +428,44 @@ def checkpointing_keeps_nothing(
     return 34 * seq_len * batch * dim + 5 * num_heads * seq_len**2 * batch
 
 
+# 1.5, 1.6: numbers to predict.
+
+
+def activations_in_weights() -> float:
+    """Return how many times the bytes of its weights gpt-1m's activations take at the peak."""
+    held = training.train(model="gpt-1m", micro_batch_size=8).fullest.peak_by_kind
+    return held["activation"] / held["param"]
+
+
+def peak_of_stage_3() -> float:
+    """Return how many times smaller the peak of a rank is at stage 3 than at stage 0."""
+    runs = [training.train(model="gpt-1m", stage=n, micro_batch_size=8) for n in (0, 3)]
+    return runs[0].peak_bytes / runs[1].peak_bytes
+
+
+PREDICTIONS = (
+    Prediction(
+        id="1.5",
+        what="Stage 0 trains gpt-1m in bf16, with a micro-batch of 8 sequences. At the peak, how "
+        "many times the bytes of the weights do the activations take?",
+        unit="times",
+        measure=activations_in_weights,
+        why="A weight is kept once. A layer keeps some thirty bytes for each token and each number "
+        "of its width, and there are 8 sequences of tokens.",
+    ),
+    Prediction(
+        id="1.6",
+        what="The same run at stage 3, on as many ranks as this notebook has: parameters, "
+        "gradients, master copy and optimizer state are all divided by N. How many times smaller "
+        "than at stage 0 is the peak of a rank?",
+        unit="times",
+        measure=peak_of_stage_3,
+        why="Only the states are divided. Activations stay, they were more than half of the peak, "
+        "and stage 3 also holds the layer in use, gathered from its slices.",
+    ),
+)
+
+
 EXERCISES = (
     Exercise(
         id="1.1",
@@ -449,7 +501,8 @@ EXERCISES = (
         hints=(
             "Each stage divides what the one before divided, and one thing more. What comes first, "
             "the largest part or the one that forward needs?",
-            "Stage 1 divides what only the optimizer reads: two of the four kinds.",
+            "Look at the column `used` of the table: stage 1 divides what only the optimizer "
+            "reads, two of the four kinds.",
             'Stage 2 adds "grad", stage 3 adds "param".',
         ),
         mutants=tuple(
@@ -459,11 +512,19 @@ EXERCISES = (
                     divides_all_sixteen,
                     gradients_at_stage_1,
                     forgets_to_shard_the_master,
+                    gradients_whole_at_stage_2,
                     one_kind_a_stage,
                     parameters_at_stage_2,
                 ),
             )
         ),
+        hunted=(
+            "gradients_at_stage_1",
+            "forgets_to_shard_the_master",
+            "gradients_whole_at_stage_2",
+        ),
+        evidence=estimator_evidence,
+        scene="The estimator ran on it, for bf16 and AdamW",
     ),
     Exercise(
         id="1.3",

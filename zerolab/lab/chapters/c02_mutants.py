@@ -97,8 +97,7 @@ def forgets_to_wait(outgoing: Tensor, incoming: Tensor) -> None:
 
 
 def lets_the_send_go(outgoing: Tensor, incoming: Tensor) -> None:
-    """Having received says nothing about the own message: it may be under way, and whoever fills
-    `outgoing` anew then changes what the neighbour gets."""
+    """Having received says nothing about the own message: until `wait()` it may be under way."""
     rank, world_size = comm.get_rank(), comm.get_world_size()
     comm.send(outgoing, (rank + 1) % world_size, async_op=True)
     comm.recv(incoming, (rank - 1) % world_size)

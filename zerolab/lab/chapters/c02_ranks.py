@@ -107,7 +107,8 @@ class Look:
         """No rank has changed what it was given."""
         for rank, shown in enumerate(self.shown):
             if not shown.kept:
-                raise self.wrong(rank, f"rank {rank} has changed its {what}.", "unchanged", "changed")
+                text = f"rank {rank} has changed its {what}."
+                raise self.wrong(rank, text, "unchanged", "changed")
 
     def only_messages(self) -> None:
         """Nothing but `comm.send` and `comm.recv` was called."""
