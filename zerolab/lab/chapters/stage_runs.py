@@ -26,8 +26,8 @@ BUCKET_NUMELS = (28, 7, 35)  # of Small's three buckets, in the order in which t
 BUCKET_LIMIT = 30
 NUMEL = sum(BUCKET_NUMELS)
 DEEP_LAYERS, DEEP_WIDTH, DEEP_NUMEL = 6, 6, 42  # of Deep: layers, width, elements a layer
-ADAMW = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-SGD = {"lr": 0.1, "momentum": 0.9}
+ADAMW: dict[str, Any] = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
