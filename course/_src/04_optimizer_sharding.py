@@ -575,6 +575,7 @@ print(f"bits:    losses {'identical' if one.losses == zero.losses else 'differen
 print("4 micro-steps:", estimate.elements_moved(1, psi, accum_steps=4) / psi, "Psi")
 three = estimate.layout(gpt.GPT(shape), estimate.BUCKET_NUMEL, 3)
 print("N = 3:", three.padded_numel - three.numel, "elements of padding in the whole model")
+print(f"AdamW on 4 ranks: states {estimate.saving_factor(1, 4):.2f} times smaller")
 print(f"SGD on 8 ranks: states {estimate.saving_factor(1, 8, optimizer='sgd'):.2f} times smaller")
 
 # %% [markdown] quiz-heading
