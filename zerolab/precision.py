@@ -173,7 +173,8 @@ def step_factor(norm: torch.Tensor | None, scale: float, max_norm: float) -> tor
             `clip_factor`.
 
     Returns:
-        None when there is nothing to multiply, which saves a pass over all gradients.
+        None when nothing was asked for, neither clipping nor a scale: it saves a pass over all
+        gradients. A factor that turns out to be 1 is a factor.
 
     Example: scale 4, norm 8, max_norm 1: the true norm is 2, so half of a quarter: 0.125.
     """
@@ -250,8 +251,9 @@ def run_step(
 ) -> Agreement:
     """End a step on all ranks alike: update the parameters, or skip and forget the gradients.
 
-    `agree` says whether to skip. If not, `sharding.step(groups, unused, factor)` updates and
-    frees the gradients; `sharding.drop_grads()` only frees them. The scaler learns of every step.
+    `agree(buckets, check_overflow, changed)` says whether to skip. If not,
+    `sharding.step(groups, unused, factor)` updates and frees the gradients;
+    `sharding.drop_grads()` only frees them. The scaler learns of every step.
 
     Args:
         sharding: the stage; its `trainable` buckets are REDUCED, still times the loss scale.

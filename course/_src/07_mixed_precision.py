@@ -163,7 +163,8 @@ lab.check("7.1", train_mixed_precision)
 # ## In which type do gradients travel?
 #
 # Four ranks, each with a gradient of 30,000 in fp16. A sum of four has no place in fp16. A mean
-# has, if it is divided before it is rounded. bf16 reaches far enough and keeps three digits.
+# has, if it is divided before it is rounded. bf16 reaches far enough and keeps two digits,
+# at times three.
 
 
 # %% wire-types
@@ -217,9 +218,10 @@ for name, more in {"bf16": {}, "fp32 on the wire": wire, "fp32 to the step": bot
 # Now the parts of the engine's own step. Clipping needs the norm of all gradients, and a norm
 # begins with squares: of values in fp16, of a bucket that may be long, in a sum whose last bit
 # must not depend on luck. Why fp64, where the gradients have eleven bits? A sum of many squares
-# in fp32 changes with the place where it was cut into shards; at stage 0 it is cut elsewhere than
-# at stage 3, and the two would clip by factors that differ in the last bit; from there their
-# weights part. *About 8 minutes.*
+# in fp32 changes in its last digits with the place where it was cut into shards, and so with the
+# number of ranks: the same model on three GPUs would be clipped by another factor than on four.
+# In fp64 the difference is so small that rounding the factor to fp32 nearly always removes it.
+# *About 8 minutes.*
 
 # %% exercise zerolab.precision:square_sum
 lab.check("7.2", square_sum)
@@ -339,7 +341,7 @@ with lab.plugged("zerolab.precision:LossScaler", HalvesWhereItHurt):
 # %% [markdown] drifted
 # The sums have parted, and the gap grows with every step. (Adam hides much of it, since it
 # divides by the size of the gradients; with SGD it would be plain.) Each rank now trains a model
-# of its own, and every loss curve looks well. A wrong number that all ranks share is a bug; a
+# of its own, and every loss curve looks fine. A wrong number that all ranks share is a bug; a
 # right number that they do not share is a worse one. So the scaler has no collective in it: it
 # draws its conclusions from the agreement alone, and equal inputs keep the copies equal.
 
@@ -374,7 +376,9 @@ lab.check("7.4", global_norm)
 #
 # Gradients must be divided by the scale and shortened to `max_norm`. Two passes over all gradients
 # are one too many. And mind which norm you hold: that of the *scaled* gradients. (With torch's
-# `GradScaler`, `unscale_` comes before `clip_grad_norm_` for this reason.) *About 8 minutes.*
+# `GradScaler`, `unscale_` comes before `clip_grad_norm_` for this reason.) The rule of clipping is
+# there: `clip_factor(norm, max_norm)`, torch's own, with the 1e-6 that it adds to the norm. *About
+# 8 minutes.*
 
 # %% exercise zerolab.precision:step_factor
 lab.check("7.5", step_factor)
@@ -403,7 +407,8 @@ print("scale / 2**16 after each step:", " ".join(line))
 # ## Your turn: the end of a step
 #
 # Agree, decide, step or drop, and tell the scaler. Ten lines, and the order is everything: a widely
-# used training system has two of them the wrong way round. *About 15 minutes.*
+# used training system has two of them the wrong way round. `agree` is there; `global_norm` and
+# `step_factor` are the ones you wrote. *About 15 minutes.*
 
 # %% exercise zerolab.precision:run_step
 lab.check("7.7", run_step)

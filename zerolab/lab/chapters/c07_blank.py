@@ -51,6 +51,7 @@ class ByHand:
     scales: list[float]
     masters: list[torch.Tensor]  # as the optimizer left them
     held: list[int]  # bytes between two steps, batches aside
+    sent: frozenset[str] = frozenset()  # the dtypes in which gradients travelled
 
 
 def sgd(tensors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
@@ -72,6 +73,7 @@ def check_train_mixed_precision(answer: Function) -> Iterator[str]:
     yield f"scales {runs.numbers(expected.scales)}: all ranks skipped the step that broke on one"
     for rank, shown in enumerate(ranks):
         _check_moved(shown, expected, rank)
+        _check_sent(shown, rank)
     yield f"after {STEPS} steps the master weights of torch's GradScaler in one process"
     yield _check_held(ranks)
 
@@ -100,6 +102,8 @@ def _by_hand_rank() -> ByHand:
 
     shown.scales = mixed_precision.train_mixed_precision(model, stream(), keep, SCALE, WINDOW)
     shown.masters = [master.detach().clone().cpu() for master in shown.masters]
+    events = comm.records().collectives
+    shown.sent = frozenset(event.dtype for event in events if event.purpose == "data")
     return shown
 
 
@@ -194,6 +198,18 @@ def _check_moved(shown: ByHand, expected: ByHand, rank: int) -> None:
                 call=BY_HAND,
                 rank=rank,
             )
+
+
+def _check_sent(shown: ByHand, rank: int) -> None:
+    if "float16" in shown.sent:
+        raise Wrong(
+            "The gradients travel in fp16: their mean is rounded again, and a sum of large ones "
+            "would be infinite.",
+            expected="averaged in fp32",
+            observed="float16 on the wire",
+            call=BY_HAND,
+            rank=rank,
+        )
 
 
 def _check_held(ranks: list[ByHand]) -> str:

@@ -15,6 +15,7 @@ from ... import bucket as buckets_
 from ... import comm, engine, precision, utils
 from ...errors import DeadlockError, UsageError
 from .. import evidence
+from ..evidence import weights_of
 from ..outcome import Wrong
 from . import c07_runs as runs
 
@@ -224,7 +225,8 @@ def _check_refusal(answer: Function) -> None:
 
 
 def check_run_step(answer: Function) -> Iterator[str]:
-    """Growth, overflow on one rank and clipping, at three stages, against torch alone."""
+    """One step by hand; growth, overflow on one rank and clipping against torch alone."""
+    _check_answer()
     runs.compare(runs.Plan(steps=3, window=1), 1, 4)
     yield "the scale doubles every step: each update as long as GradScaler's"
     for stage, world_size in ((0, 2), (1, 2), (2, 4)):
@@ -233,6 +235,48 @@ def check_run_step(answer: Function) -> Iterator[str]:
     yield "an overflow on the last rank: skipped by all once, no gradient left, training goes on"
     runs.compare(runs.Plan(steps=3, max_norm=0.25, overflow_at=1), 2, 3)
     yield "clipped at 0.25 on 3 ranks: the norms and weights of clip_grad_norm_"
+
+
+def _one_step() -> tuple[Any, bool]:
+    """End one step on one rank: no check for overflow, an infinite gradient, two buffers."""
+    plan, home = runs.Plan(), evidence.home()
+    trainer, *_ = engine.initialize(model=runs.Pair().to(home), config=plan.config(0))
+    inputs, targets, _ = plan.batch(0, 1, 0, home)
+    trainer.backward(trainer(inputs, targets, runs.POISON))
+    parts = trainer.sharding, trainer.groups, trainer.scaler
+    said = precision.run_step(*parts, 0.0, check_overflow=False, changed=(True, False))
+    finite = bool(weights_of(trainer.module).isfinite().all())
+    trainer.close()
+    return said, finite
+
+
+def _check_answer() -> None:
+    """Look at what comes back, and at two arguments that training seldom uses."""
+    said, finite = evidence.run(_one_step, 1)[0]
+    call = "run_step(..., check_overflow=False, changed=(True, False))"
+    if not isinstance(said, precision.Agreement):
+        raise Wrong(
+            "It must return the Agreement, whatever happened: the engine reads in it whether "
+            "the step was made.",
+            expected="an Agreement",
+            observed=f"{said!r}",
+            call=call,
+        )
+    if list(said.changed) != [True, False]:
+        raise Wrong(
+            "Of two buffers this rank wrote to the first, and the answer does not say so: "
+            "`changed` is a question to all ranks as well.",
+            expected="changed [True, False]",
+            observed=f"changed {list(said.changed)}",
+            call=call,
+        )
+    if said.overflow or finite:
+        raise Wrong(
+            "A gradient is infinite and nobody was to look: the step is made all the same.",
+            expected="overflow False, and the step made",
+            observed="a skipped step",
+            call=call,
+        )
 
 
 def _check_skipped(ranks: list[runs.Shown], stage: int) -> None:

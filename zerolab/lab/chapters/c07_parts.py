@@ -40,8 +40,14 @@ def check_square_sum(answer: Function) -> Iterator[str]:
 
 
 def _check_sum(answer: Function, values: torch.Tensor, what: str) -> None:
-    expected = values.double().square().sum().item()
+    expected, before = values.double().square().sum().item(), values.clone()
     found = answer(values)
+    if not torch.equal(values, before):
+        raise Wrong(
+            f"{what}: the values are others afterwards, and the optimizer still needs them.",
+            expected="the tensor as it was",
+            observed="other values",
+        )
     if not isinstance(found, torch.Tensor) or found.dim() or found.dtype != torch.float64:
         shown = (
             f"{found.dtype} of shape {tuple(found.shape)}"
@@ -98,6 +104,14 @@ def _check_flags(seen: Sequence[Sequence[int]]) -> None:
     except DeadlockError as error:
         raise runs.torn(error, "A question of three flags") from None
     for rank, found in reversed(list(enumerate(answers))):
+        if not isinstance(found, list) or not all(isinstance(flag, bool) for flag in found):
+            raise Wrong(
+                f"Rank {rank} gets {found!r}, which is no list of bools, one for each flag.",
+                expected=expected,
+                observed=f"{found!r}",
+                call=f"any_rank({flags[rank]}, torch.device('cpu'))",
+                rank=rank,
+            )
         if found != expected:
             raise Wrong(
                 f"Ranks saw {flags}; rank {rank} is told {found}.",
@@ -179,6 +193,14 @@ def _check_factor(
     given = None if norm is None else torch.tensor(norm, dtype=torch.float64)
     found = answer(given, scale, maximum)
     words = "no norm" if norm is None else f"norm {norm:g}"
+    if found is None:
+        why = "" if norm is None else " Whether clipping shortens is not known before it is read."
+        raise Wrong(
+            f"{words}, scale {scale:g}, max_norm {maximum:g}: the factor is {expected:.6g}, and "
+            f"None multiplies nothing.{why}",
+            expected=f"tensor({expected:.6g})",
+            observed="None",
+        )
     if not isinstance(found, torch.Tensor) or found.dim() or found.dtype != torch.float32:
         raise Wrong(
             f"{words}, scale {scale:g}, max_norm {maximum:g}: it must return a 0-dim fp32 tensor.",

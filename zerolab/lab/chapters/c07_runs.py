@@ -106,8 +106,10 @@ def train(plan: Plan, stage: int, world_size: int, world: str | None = None) -> 
 
 def torn(error: DeadlockError, where: str) -> Wrong:
     """Return the verdict on ranks that wait for each other: who did what."""
-    rows = [f"rank {row.rank} {row.state} ({row.op or 'no call'})" for row in error.table]
-    states = ", ".join(rows)
+    calls = [f"waits in {row.op}" if row.state == "waiting" else row.state for row in error.table]
+    if len(set(calls)) == 1 and calls[0].startswith("waits"):  # elements tell the ranks apart
+        calls = [f"waits in {row.detail}" for row in error.table]
+    states = "; ".join(f"rank {i} {call}" for i, call in enumerate(calls))
     return Wrong(
         f"{where}: the ranks went separate ways, and wait for each other now: {states}.",
         expected="the same collectives on all ranks",
@@ -227,9 +229,11 @@ def _compare_norms(shown: Shown, expected: Shown, where: str, rank: int) -> None
         if ours is None and true is None:
             continue
         if ours is None or true is None or abs(ours - true) > 1e-3 * true:
+            says = f"clip_grad_norm_ in one process says {_norm(true)}"
+            if true is None:
+                says = "in a step that is skipped, or without clipping, none is computed"
             raise Wrong(
-                f"{where}, step {step + 1}: the norm before clipping is {_norm(ours)}; "
-                f"clip_grad_norm_ in one process says {_norm(true)}.",
+                f"{where}, step {step + 1}: the norm of the answer is {_norm(ours)}; {says}.",
                 expected=_norm(true),
                 observed=_norm(ours),
                 call=where,
@@ -238,7 +242,7 @@ def _compare_norms(shown: Shown, expected: Shown, where: str, rank: int) -> None
 
 
 def _norm(value: float | None) -> str:
-    return "none, the step is skipped" if value is None else f"{value:.4g}"
+    return "None" if value is None else f"{value:.4g}"
 
 
 def numbers(values: Sequence[float]) -> str:
