@@ -222,15 +222,20 @@ lab.predict("1.5", None)
 # %% [markdown] by-kind
 # Now every kind: first the estimate, which runs nothing, then the ledger at the peak.
 
+
 # %% estimated
+def in_mib(by_kind):
+    return "  ".join(f"{kind} {size / 2**20:.2f}" for kind, size in by_kind.items())
+
+
 predicted = states.model_states(psi, lab.world_size(), 0)
 predicted["activation"] = estimate.activation_bytes(shape, batch=8)
-print({kind: f"{size / 2**20:.2f} MiB" for kind, size in predicted.items()})
+print("MiB:", in_mib(predicted))
 
 # %% measured
 run = lab.train(model="gpt-1m", micro_batch_size=8)
 at_peak = run.fullest.peak_by_kind
-print({kind: f"{size / 2**20:.2f} MiB" for kind, size in at_peak.items()})
+print("MiB:", in_mib(at_peak))
 print(f"activations: estimated {predicted['activation']:,}, measured {at_peak['activation']:,}")
 
 # %% [markdown] not-a-sum
@@ -257,6 +262,9 @@ MemoryTimeline(lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB")
 # %% [markdown] last-measurement
 # ## The answer
 #
+# The first step fitted, because Adam's averages appear only when the optimizer first runs. The
+# second step found them there, and its forward did not fit any more.
+#
 # One more number to commit to. Then the same micro-batch at every stage, on the ledger.
 
 # %% predict-stage-3
@@ -265,8 +273,7 @@ lab.predict("1.6", None)
 # %% answer
 for stage in (0, 1, 2, 3):
     run = lab.train(model="gpt-1m", stage=stage, micro_batch_size=8)
-    held = {kind: f"{size / 2**20:.2f}" for kind, size in run.fullest.peak_by_kind.items()}
-    print(f"stage {stage}: {run.peak_bytes / 2**20:.2f} MiB, {held}")
+    print(f"stage {stage}: {run.peak_bytes / 2**20:.2f} MiB: {in_mib(run.fullest.peak_by_kind)}")
 print(
     "fits 32 MiB at stage 1:",
     lab.train(model="gpt-1m", stage=1, micro_batch_size=8, gpu_memory="32MiB").fits,

@@ -196,7 +196,7 @@ def estimator_evidence(world_size: int) -> str:
     """Say what the estimator, run on the hunted function, says that a parameter costs."""
     numel = 12 * world_size
     each = [states.model_state_bytes(numel, world_size, stage) / numel for stage in states.STAGES]
-    return f"bytes a parameter at stages 0 to 3: {', '.join(f'{size:g}' for size in each)}"
+    return f"bytes a parameter at stages 0 to 3: {', '.join(f'{size:.4g}' for size in each)}"
 
 
 # 1.3 saving_factor
