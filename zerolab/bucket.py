@@ -130,9 +130,9 @@ def collect(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> Non
 
     A second gradient of the same parameter is added to the first. Afterwards the parameter's
     own `.grad` is None, so that its memory is free. The buffer is made for the first gradient
-    and holds all of the bucket's. `position` is noted in `bucket.filled` (which says that the
-    buffer holds this gradient), `bucket.arrived` and `bucket.used`; the bucket is FILLING then,
-    unless it is IN_FLIGHT.
+    and holds all of the bucket's. `position` is noted in three sets: `bucket.filled` (the buffer
+    holds this gradient), `bucket.arrived` (it came in this backward) and `bucket.used` (it came
+    since the last update). The bucket is FILLING then, unless it is IN_FLIGHT.
 
     Args:
         bucket: `bucket.fresh` is the buffer [padded_numel], None where there is none yet.

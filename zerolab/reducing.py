@@ -34,9 +34,9 @@ def post_backward(stage: "DDP") -> None:
     as soon as it and all before it in `stage.trainable` are complete. Nothing is waited for.
 
     Args:
-        stage: `stage.trainable[stage.next_launch]` is the bucket whose turn it is;
-            `stage.launch(bucket)` sends a bucket; `bucket.complete` says that it has all its
-            gradients.
+        stage: `stage.trainable[stage.next_launch]` is the bucket whose turn it is, and moving
+            `next_launch` on is part of your work; `stage.launch(bucket)` sends a bucket;
+            `bucket.complete` says that it has all its gradients.
     """
     while stage.next_launch < len(stage.trainable):
         bucket = stage.trainable[stage.next_launch]

@@ -101,7 +101,7 @@ print(f"apart by at most {max(abs(a - b) for a, b in zip(alone, pieces, strict=T
 # | must hold | or else |
 # |---|---|
 # | all begin with the same weights | equal corrections to unequal books: they stay unequal |
-# | gradients are averaged, not summed | the learning rate is N times what was asked for |
+# | gradients are averaged, not summed | with SGD, N times the learning rate that was asked for |
 # | every rank takes part every time | the others wait for it for ever |
 #
 # Why the mean? The loss is a mean over samples, and all ranks have equally many of them: so the
@@ -354,11 +354,11 @@ DeadlockTable(torn) if torn else None
 # %% [markdown] unused-heading
 # ## When backward is over
 #
-# Not every gradient comes. A rank may not have used a parameter in this micro-batch: an expert
-# that no token chose, a branch not taken. Its hook never fires, its bucket is never complete, and
-# those behind it never get their turn. torch's DDP raises an error then, or walks the graph before
-# every backward to find out (`find_unused_parameters=True`). Here backward has a clear end, and
-# what has not left by then leaves then. What is missing counts as zeros in the mean.
+# Not every gradient comes. A rank may not have used a parameter in this micro-batch: an expert that
+# no token chose, a branch not taken. Its hook never fires, its bucket is never complete, and those
+# behind it never get their turn. torch's DDP raises an error in the next forward, or walks the
+# graph before every backward to find out (`find_unused_parameters=True`). Here backward has a clear
+# end, and what has not left by then leaves then. What is missing counts as zeros in the mean.
 #
 # The opposite happens too. Under reentrant activation checkpointing a parameter that is used twice
 # gets two gradients, and the second may come when its bucket has left.
@@ -570,7 +570,7 @@ for limit, accum in ((2**20, 1), (20_000, 1), (4_000, 1), (20_000, 4)):
 # %% [markdown] answered
 # 2 Psi a step, for any number of ranks, buckets and micro-steps; where N does not divide a bucket,
 # a few elements of padding come on top. A rank really sends (N - 1)/N of that. So more GPUs do not
-# mean more bytes for each, as another article has it; they mean more messages. All but the last
+# mean more bytes for each (another article says they do); they mean more messages. All but the last
 # bucket can leave while backward computes; the smaller the buckets, the smaller the part that
 # cannot, and the more calls. And accumulation divides the traffic of a *sample* by G.
 #

@@ -26,7 +26,10 @@ class Triad:
 def infer(total: int | None, micro: int | None, accum: int | None, world_size: int) -> Triad:
     """Fill in what is missing as DeepSpeed does: floor division, checked by `solves` afterwards.
 
-    At least one of `total` and `micro` must be given.
+    At least one of `total` and `micro` must be given. An accumulation that nothing determines
+    is 1.
+
+    Example: a total of 30 with accum 5 on 3 ranks gives Triad(total=30, micro=2, accum=5).
     """
     if total is None:
         assert micro is not None

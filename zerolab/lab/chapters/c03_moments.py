@@ -4,11 +4,16 @@ Owns when which bucket has to leave. References are plain torch in one process w
 of all ranks, and the order in which backward reaches the layers.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+from ... import engine
+from .. import evidence
 from ..outcome import Wrong
 from . import c03_runs as runs
 
@@ -95,6 +100,15 @@ def _check_grad(
             rank=rank,
         )
     apart = (mean.float().cpu() - reference).abs().max().item()
+    if math.isnan(apart):
+        raise Wrong(
+            f"Step {number}: the gradient of {name} is NaN. So is a tensor whose reduction is on "
+            "its way, and a buffer that was never filled.",
+            expected="a mean over the ranks",
+            observed="NaN",
+            call="one step",
+            rank=rank,
+        )
     if not apart <= runs.TOLERANCE:
         ratio = (mean.double().norm().cpu() / reference.double().norm()).item()
         raise Wrong(
@@ -117,6 +131,22 @@ def _check_held(ranks: Ranks, expected: int) -> None:
                     expected=f"{expected} bytes",
                     observed=f"{step.held['grad']} bytes",
                     call="one step with two dtypes",
+                    rank=rank,
+                )
+
+
+def _check_waiting(ranks: Ranks) -> None:
+    for rank, steps in enumerate(ranks):
+        layers = runs.NUM_LAYERS - (rank != 1)  # one layer is used by rank 1 alone
+        expected = 4 * runs.PADDED * layers
+        for step in steps:
+            if step.waiting != expected:
+                raise Wrong(
+                    f"Between two micro-steps {step.waiting} bytes are counted as gradients; "
+                    f"the buffers of {layers} buckets take {expected}. `kind` says how they count.",
+                    expected=f"{expected} bytes",
+                    observed=f"{step.waiting} bytes",
+                    call="two micro-steps",
                     rank=rank,
                 )
 
@@ -148,10 +178,45 @@ def check_collect(answer: Function) -> Iterator[str]:
     check_grads(ranks, runs.Case())
     yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
     case = runs.Case(accum=2)
-    check_grads(runs.watch(case), case)
+    ranks = runs.watch(case)
+    check_grads(ranks, case)
+    _check_waiting(ranks)
     yield "two micro-steps: the second gradient is added to the first"
     _check_held(runs.watch(runs.Case(dtype="bf16")), 4 * runs.PADDED * runs.NUM_LAYERS)
     yield "bf16 gradients wait in fp32 where that is asked for: bytes held"
+    _check_sparse()
+    yield "a sparse gradient of an embedding finds its place"
+
+
+def _sparse() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean of an embedding's gradient [15] as the engine has it, and what is right."""
+    torch.manual_seed(5)
+    model = nn.Embedding(5, 3, sparse=True).to(evidence.home())
+    words = torch.tensor([1, 3, 3], device=evidence.home())
+    weight = model.weight.detach().clone().requires_grad_()
+    F.embedding(words, weight).pow(2).sum().backward()
+    config = {
+        "train_micro_batch_size_per_gpu": 3,
+        "optimizer": {"type": "AdamW", "params": runs.OPTIMIZER},
+    }
+    trainer, *_ = engine.initialize(model=model, config=config)
+    trainer.backward(trainer(words).pow(2).sum())
+    reduced = trainer.sharding.trainable[0].reduced
+    assert reduced is not None and weight.grad is not None
+    found = reduced[: weight.numel()].cpu().clone()
+    trainer.close()
+    return found, weight.grad.flatten().cpu()
+
+
+def _check_sparse() -> None:
+    found, expected = evidence.run(_sparse, 1)[0]
+    if not torch.allclose(found, expected, atol=runs.TOLERANCE):
+        raise Wrong(
+            "An embedding's sparse gradient has not come to its place in the buffer.",
+            expected=", ".join(f"{x:.3g}" for x in expected.tolist()),
+            observed=", ".join(f"{x:.3g}" for x in found.tolist()),
+            call="one backward of an embedding, sparse=True",
+        )
 
 
 # 3.4 post_backward

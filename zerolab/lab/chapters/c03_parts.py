@@ -4,6 +4,7 @@ Owns layouts and batch sizes to try. References are layouts counted up tensor by
 that DeepSpeed was seen to infer, and plain torch in one process.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from ... import engine
+from ...config import triad
 from .. import evidence
 from ..outcome import Wrong
 from . import c03_moments as moments
@@ -70,6 +72,14 @@ def check_train_data_parallel(answer: Function) -> Iterator[str]:
 
 
 def _check_calls(shown: runs.Shared, rank: int) -> None:
+    if len(shown.calls) != runs.STEPS:
+        raise Wrong(
+            f"{len(shown.calls)} of {runs.STEPS} batches were used: a step for each of them.",
+            expected=f"{runs.STEPS} steps",
+            observed=f"{len(shown.calls)} steps",
+            call=CALL,
+            rank=rank,
+        )
     calls, moved = [1] * runs.STEPS, [2 * runs.PSI] * runs.STEPS
     if shown.calls != calls or shown.moved != moved:
         raise Wrong(
@@ -86,6 +96,15 @@ def _check_calls(shown: runs.Shared, rank: int) -> None:
 def _check_weights(shown: runs.Shared, alone: list[torch.Tensor], rank: int) -> None:
     for step, (weights, expected) in enumerate(zip(shown.weights, alone, strict=True)):
         apart = (weights.cpu() - expected).abs().max().item()
+        if math.isnan(apart):
+            raise Wrong(
+                f"After step {step} there are NaN among the weights. So are the numbers of a "
+                "tensor from the moment it is sent until `wait()` returns.",
+                expected="the weights of one process",
+                observed="NaN",
+                call=CALL,
+                rank=rank,
+            )
         if not apart <= runs.TOLERANCE:
             raise Wrong(
                 f"After step {step} the weights differ from those of one process with the batches "
@@ -158,6 +177,9 @@ def _check_plan(answer: Function, numels: Sequence[int], limit: int) -> None:
 def _what_is_wrong(value: list[list[int]], numels: Sequence[int], limit: int) -> str:
     """Say which rule a layout breaks."""
     flat = [position for group in value for position in group]
+    strange = [position for position in flat if position not in range(len(numels))]
+    if strange:
+        return f"{strange[0]} is no position among {len(numels)} tensors."
     twice_or_never = [i for i in range(len(numels)) if flat.count(i) != 1]
     if twice_or_never:
         return f"position {twice_or_never[0]} must stand in exactly one bucket."
@@ -237,6 +259,13 @@ def _check_triad(
     value = answer(*given, world_size)
     numbers = tuple(getattr(value, name, None) for name in ("total", "micro", "accum"))
     call = f"infer({', '.join(map(str, given))}, {world_size})"
+    if not isinstance(value, triad.Triad):
+        raise Wrong(
+            "It must return a Triad, such as Triad(total=12, micro=2, accum=3).",
+            expected=f"Triad(total={expected[0]}, micro={expected[1]}, accum={expected[2]})",
+            observed=value,
+            call=call,
+        )
     if numbers != expected:
         names = ("train_batch_size", "micro-batch", "accumulation steps")
         wrong = next(i for i in range(3) if numbers[i] != expected[i])

@@ -102,6 +102,7 @@ class Step:
     sizes: tuple[int, ...] = ()  # elements of each of these
     moved: int = 0
     held: dict[str, int] = field(default_factory=dict)  # bytes by kind
+    waiting: int = 0  # bytes of gradients after the first of two micro-steps
 
 
 def hunted(world_size: int) -> str:
@@ -138,7 +139,10 @@ def on_ranks(fn: Callable[..., Any], *args: Any) -> list[Any]:
 
 def _first_row(error: DeadlockError) -> str:
     """Say what the ranks were doing, rank by rank, without times."""
-    rows = [f"rank {row.rank} {row.state} {row.op} number {row.seq}" for row in error.table]
+    rows = [
+        f"rank {row.rank} {f'waits in {row.detail}' if row.state == 'waiting' else row.state}"
+        for row in error.table
+    ]
     return "; ".join(rows) or str(error).splitlines()[0]
 
 
@@ -155,15 +159,17 @@ def _watched(case: Case) -> list[Step]:
     log.stage = trainer.sharding
     dtype = torch.bfloat16 if case.dtype == "bf16" else torch.float32
     for number in range(STEPS):
-        first_call = len(comm.records().collectives)
+        first_call, waiting = len(comm.records().collectives), 0
         for micro in range(case.accum):
             log.begin()
             inputs, targets = batch(rank, number * case.accum + micro)
             outputs = trainer(inputs.to(home, dtype), rank)
             trainer.backward(F.mse_loss(outputs, targets.to(home, dtype)))
             if micro < case.accum - 1:
+                waiting = _held_as("grad")
                 trainer.step()
         steps.append(_look(trainer, log, first_call))
+        steps[-1].waiting = waiting
         if None in steps[-1].grads.values():
             break
         trainer.step()
@@ -207,6 +213,11 @@ def num_reductions() -> int:
     """Return how many reductions of gradients this rank has started."""
     events = comm.records().collectives
     return sum(event.op == "all_reduce" and event.purpose == "data" for event in events)
+
+
+def _held_as(kind: str) -> int:
+    gpu = device.current()
+    return 0 if gpu is None else gpu.by_kind().get(kind, 0)
 
 
 def _look(trainer: engine.Engine, log: _Log, first_call: int) -> Step:
