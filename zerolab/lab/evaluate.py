@@ -8,6 +8,7 @@ fails in exactly the same way.
 """
 
 import re
+import threading
 import traceback
 from collections.abc import Callable
 from functools import cache
@@ -23,6 +24,7 @@ from .outcome import Outcome, Report, Skipped, Wrong
 from .tripwire import ReferenceCalled, calls_by_attribute, tripwire
 
 MAX_REPR = 120
+MAX_DEPTH = 64  # of an answer inside itself: deeper, and a callback of torch's may not survive it
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 RANK = re.compile(r"raised by rank (?P<rank>\d+);")  # a note that a run puts on an error
 MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -45,6 +47,9 @@ SAID_FOR = {
 }
 
 
+_inside = threading.local()  # `depth`: how deep the rank of this thread is in the answer
+
+
 class Recorder:
     """The learner's function, with a memory of its last call."""
 
@@ -57,7 +62,14 @@ class Recorder:
         """Call the function, and remember how."""
         parts = [short(a) for a in args] + [f"{k}={short(v)}" for k, v in kwargs.items()]
         self.call = f"{self.__name__}({', '.join(parts)})"
-        return self.function(*args, **kwargs)
+        depth = getattr(_inside, "depth", 0)
+        if depth == MAX_DEPTH:
+            raise RecursionError(f"{self.__name__} calls itself, {depth} deep")
+        _inside.depth = depth + 1
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            _inside.depth = depth
 
 
 def short(value: Any) -> str:
