@@ -485,6 +485,13 @@ def test_sharded_tensor_is_refused_and_not_read():
         comm.all_reduce(tensor)
 
 
+def test_tensor_with_too_little_memory_is_refused_and_not_written():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(4)  # elements, where bytes are meant
+    with pytest.raises(UsageError, match="memory of 4 bytes, and needs 16"):
+        comm.all_reduce(tensor)
+
+
 def test_works_hold_the_callers_tensors_until_wait():
     def hold():
         gpu = device.current()

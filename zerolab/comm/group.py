@@ -339,8 +339,15 @@ def _check_tensors(call: Call) -> None:
                 f"{call.op}: a tensor of shape {tuple(tensor.shape)} is not contiguous: "
                 "collectives need memory in one piece; call .contiguous() and copy back"
             )
-        if tensor.numel() and not tensor.untyped_storage().nbytes():
+        held = tensor.untyped_storage().nbytes()
+        needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        if tensor.numel() and not held:
             raise UsageError(
                 f"{call.op}: a tensor of shape {tuple(tensor.shape)} has no memory: "
                 "its parameters are sharded now; unshard them first"
+            )
+        if tensor.numel() and held < needed:
+            raise UsageError(
+                f"{call.op}: a tensor of shape {tuple(tensor.shape)} has a memory of {held} bytes, "
+                f"and needs {needed}: give its storage bytes, elements times element_size()"
             )

@@ -138,8 +138,9 @@ def _check_blank_bytes(shown: Blank, world_size: int) -> None:
     allowed = 4 * shard * world_size + 12 * shard + SLACK
     if max(shown.held[1:]) > allowed:
         raise Wrong(
-            f"Between two steps a rank holds {max(shown.held[1:])} bytes. Parameters, two "
-            f"averages for {shard} elements and a little more are {allowed}.",
+            f"Between two steps a rank holds {max(shown.held[1:])} bytes. Parameters, a slice of "
+            f"{shard} elements with two averages and a little more are {allowed}. A variable that "
+            "still names a full buffer keeps it.",
             expected=f"at most {allowed}",
             observed=max(shown.held[1:]),
             rank=shown.rank,

@@ -193,11 +193,13 @@ def _check_peak(page: Page, shown: Blank) -> None:
             rank=shown.rank,
             call=CALL,
         )
-    between = 4 * sum(-(-p.numel() // page.world_size) * page.world_size for p in params) + 8 * own
+    whole = 4 * sum(-(-p.numel() // page.world_size) * page.world_size for p in params)
+    between = whole + 12 * own  # the slice itself, if it is a copy, and two averages
     if max(shown.held[1:]) > between + SLACK:
         raise Wrong(
-            f"Between two steps a rank holds {max(shown.held[1:])} bytes; parameters and the "
-            f"optimizer's slices are {between}.",
+            f"Between two steps a rank holds {max(shown.held[1:])} bytes; parameters, a copy of "
+            f"the own slices and two averages for each are {between}. A variable that still names "
+            "a gradient or a full buffer keeps it.",
             expected=f"at most {between + SLACK}",
             observed=max(shown.held[1:]),
             rank=shown.rank,

@@ -332,4 +332,32 @@ MOMENT_ZERO3 = (
             "        self.unshard(self.unit_of[bucket])\n",
         ),
     ),
+    rewritten(
+        ZERO3,
+        "waits_for_those_ahead",
+        "`unshard` returns when the unit is whole. Who calls it for the units that follow waits "
+        "for them now, and the block at hand computes only then: ahead, and yet in nobody's time.",
+        ("                self.fetch(follower)\n", "                self.unshard(follower)\n"),
+    ),
+    rewritten(
+        ZERO3,
+        "tells_nobody_at_all",
+        "Persistent parameters are whole all the time, and no forward gathers them. Without a "
+        "gather after the step every rank goes on with the new values of its own slice alone.",
+        (
+            "        if not bucket.persistent and not self.turns[self.unit_of[bucket]].holds:\n"
+            "            return None\n",
+            "        if bucket.name:\n            return None\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "frees_what_is_kept",
+        "`needed_again` is how the user's limits are heard: with a large max_reuse_distance units "
+        "stay from forward to backward. Freed all the same, they are gathered a second time.",
+        (
+            "        if not self.needed_again(unit):\n            self.reshard(unit)\n",
+            "        self.needed_again(unit)\n        self.reshard(unit)\n",
+        ),
+    ),
 )

@@ -10,6 +10,7 @@ the order in which units came (+) and went (-), read from the memory that appear
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from ... import comm, device, engine, unit_sharding
 from ...bucket import Unit
-from ...records import Records
+from ...records import CollectiveEvent, Records
 from .. import evidence
 from ..outcome import Wrong
 
@@ -73,10 +74,11 @@ class Plan:
     accum_steps: int = 1
     prefetch: bool = True
     prefetch_numel: int | None = None
+    zero: tuple[tuple[str, int], ...] = ()  # more keys of "zero_optimization"
 
     def config(self) -> dict[str, Any]:
         """Return the ds_config.json."""
-        zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": 1000}
+        zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": 1000, **dict(self.zero)}
         if self.prefetch_numel is not None:
             zero["stage3_prefetch_bucket_size"] = self.prefetch_numel
         return {
@@ -101,6 +103,7 @@ class Shown:
     gathers: tuple[str, ...]  # units, in the order in which their gathers were started
     story: tuple[str, ...]  # "+blocks.0", "-blocks.0", ...
     published: tuple[str, ...]  # units that were gathered after the optimizer had stepped
+    hasty: tuple[str, ...]  # units whose gather was waited for while the one before computed
     losses: list[float] = field(default_factory=list)
 
 
@@ -160,6 +163,7 @@ def _train(plan: Plan) -> Shown:
         told.gathers,
         told.events,
         told.published,
+        told.hasty,
         losses,
     )
 
@@ -192,6 +196,7 @@ class Story:
     gathers: tuple[str, ...]  # units, in the order of their gathers
     published: tuple[str, ...]  # those of them that were started in the phase "step"
     most: int  # bytes of full parameters, at most
+    hasty: tuple[str, ...]  # units of forward whose gather ended before the block before had gone
 
     @classmethod
     def of(cls, records: Records, first_call: int = 0, first_event: int = 0) -> "Story":
@@ -206,6 +211,7 @@ class Story:
         published = tuple(unit_of(e.label) for e in calls if e.phase == "step")
         names = iter(gathers)
         name_of: dict[int, str] = {}
+        gone: list[tuple[float, str]] = []
         events, held, most = [], 0, 0
         for number, event in enumerate(records.memory):
             if event.kind != "gathered":
@@ -216,9 +222,21 @@ class Story:
             most = max(most, held)
             if event.delta > 0:
                 name_of[event.block] = next(names, "?")
+            else:
+                gone.append((event.time, name_of.get(event.block, "?")))
             sign = "+" if event.delta > 0 else "-"
             events.append(sign + name_of.get(event.block, "?"))
-        return cls(tuple(events), gathers, published, most)
+        return cls(tuple(events), gathers, published, most, _hasty(calls, gone))
+
+
+def _hasty(calls: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]]) -> tuple[str, ...]:
+    """Return the units of forward whose gather had ended before the block before them was freed."""
+    found = []
+    for one, two in pairwise(call for call in calls if call.phase == "forward"):
+        left = [at for at, name in gone if name == unit_of(one.label) and at > one.time]
+        if unit_of(one.label) != "root" and left and two.ended < left[0]:
+            found.append(unit_of(two.label))
+    return tuple(found)
 
 
 def unit_of(label: str) -> str:
@@ -291,6 +309,7 @@ def describe(plan: Plan) -> str:
         f"{plan.accum_steps} micro-steps" if plan.accum_steps > 1 else "",
         "no prefetch" if not plan.prefetch else "",
         f"prefetch of {plan.prefetch_numel}" if plan.prefetch_numel is not None else "",
+        *(f"{key.removeprefix('stage3_')} {value:g}" for key, value in plan.zero),
     ]
     said = ", ".join(["", *filter(None, more)])
     return f"stage {plan.stage} on {plan.world_size} ranks{said}"
