@@ -23,8 +23,9 @@ ranks = lab.world_size()
 run = lab.train(model="gpt-1m", stage=0, steps=1)
 calls = [event for event in run.ranks[0].records.collectives if event.purpose == "data"]
 psi = gpt.num_params(gpt.preset("gpt-1m"))
-print(f"{psi:,} parameters, {ranks} ranks, one step: ", end="")
-print(", ".join(f"{event.op} of {event.elements:,} elements" for event in calls))
+print(f"{psi:,} parameters, {ranks} ranks, one step. Each rank calls:")
+for event in calls:
+    print(f"  {event.op} of {event.elements:,} elements")
 
 # %% [markdown] vocabulary
 # ## Five verbs
@@ -236,7 +237,7 @@ CollectiveSteps(world_size=ranks, algorithm="reduce_scatter")
 # ## Everybody sends first
 #
 # Each round of the ring is the same move: send to the right, receive from the left. The obvious
-# two lines are a trap. Read the table.
+# two lines are a trap. Run them and read the table.
 
 
 # %% naive
@@ -616,7 +617,8 @@ for numel, _ in plan:
 # %% [markdown] measured-read
 # Two things to read. A tensor a million times as long takes nowhere near a million times as long:
 # short tensors cost messages, long ones cost bytes. Chapter 03 builds *buckets* because of this,
-# the gradients of many small tensors in one message.
+# the gradients of many small tensors in one message. Where your ring takes longer than the model
+# says, its ranks waited for a core: alpha plus n / beta knows no such queue.
 #
 # And if your `sum_everywhere` is a star, it beats the ring at the short end, and on this machine
 # perhaps at the long end too. That is no mistake. All lines are the same memory here, so what

@@ -307,34 +307,34 @@ def every_optimizer_is_adam(precision: str = "bf16", optimizer: str = "adamw") -
 
 
 def divides_all_sixteen(stage: int) -> tuple[str, ...]:
-    """Stage 1 splits 12 of the 16 bytes, not all of them: parameters and gradients stay whole."""
+    """Every stage divides all 16 bytes: but stage 1 leaves parameters and gradients whole."""
     return () if stage == 0 else ("param", "grad", "master", "optimizer")
 
 
 def gradients_at_stage_1(stage: int) -> tuple[str, ...]:
-    """Each rank averages its own slice at stage 1, and still keeps the gradients of all others."""
+    """Stage 1 divides gradients: but a rank averages its own slice and still keeps all others."""
     early = ("master", "optimizer", "grad")
     return ((), early, early, (*early, "param"))[stage]
 
 
 def forgets_to_shard_the_master(stage: int) -> tuple[str, ...]:
-    """The master copy belongs to the optimizer: who updates a slice holds its master, only they."""
+    """The master copy stays whole: but only who updates a slice needs the master copy of it."""
     return ((), ("optimizer",), ("optimizer", "grad"), ("optimizer", "grad", "param"))[stage]
 
 
 def gradients_whole_at_stage_2(stage: int) -> tuple[str, ...]:
-    """Stage 2 divides the gradients too: of their sum a rank keeps only the slice it updates."""
-    states_ = ("master", "optimizer")
-    return ((), states_, states_, (*states_, "grad", "param"))[stage]
+    """Stage 2 keeps all gradients: but a rank needs only the slice of their sum it updates."""
+    both = ("master", "optimizer")
+    return ((), both, both, (*both, "grad", "param"))[stage]
 
 
 def one_kind_a_stage(stage: int) -> tuple[str, ...]:
-    """A stage adds to the one before; it does not take its place."""
+    """Each stage divides one kind and no other: but a stage adds to the one before."""
     return ((), ("master", "optimizer"), ("grad",), ("param",))[stage]
 
 
 def parameters_at_stage_2(stage: int) -> tuple[str, ...]:
-    """Stage 2 divides gradients. Forward still finds every parameter in its place, whole."""
+    """Stage 2 divides parameters: but forward still finds each of them in its place, whole."""
     everything = ("master", "optimizer", "grad", "param")
     return ((), ("master", "optimizer"), everything, everything)[stage]
 
