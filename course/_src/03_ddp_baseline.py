@@ -480,9 +480,9 @@ print(triad.infer(16, None, 4, 8))
 for gpus in (1, 2, 4, 8):
     try:
         cfg = config.load({"train_batch_size": 16, "gradient_accumulation_steps": 4}, gpus)
-        print(f"{gpus} GPUs: micro-batch {cfg.micro_batch_size}")
+        print(f"on {gpus}: micro-batch {cfg.micro_batch_size}")
     except zerolab.UsageError as error:
-        print(f"{gpus} GPUs: {error}")
+        print(f"on {gpus}: {error}")
 
 # %% [markdown] when-to-reduce
 # ## When to reduce

@@ -137,10 +137,10 @@ for power in (0, 8, 16, 20, 24):
 
 # %% [markdown] window
 # Even this young model, whose gradients are large, loses digits without a scale, and there is a
-# window of scales in which it loses neither end. Nobody knows where: it moves while the model
-# learns. So the scale is *dynamic*: as large as possible, halved when something overflows,
-# doubled after many good steps. A step that overflowed is not made; its batch is lost, and that
-# is cheap when it happens once in a thousand steps. (Micikevicius et al., *Mixed Precision
+# window of scales in which next to nothing is lost at either end. Nobody knows where: it moves
+# while the model learns. So the scale is *dynamic*: as large as possible, halved when something
+# overflows, doubled after many good steps. A step that overflowed is not made; its batch is lost,
+# and that is cheap when it happens once in a thousand steps. (Micikevicius et al., *Mixed Precision
 # Training*, 2018.) The scale is a power of two, so that multiplying with it changes the exponent
 # alone and rounds nothing.
 
@@ -163,8 +163,8 @@ lab.check("7.1", train_mixed_precision)
 # ## In which type do gradients travel?
 #
 # Four ranks, each with a gradient of 30,000 in fp16. A sum of four has no place in fp16. A mean
-# has, if it is divided before it is rounded. bf16 reaches far enough and keeps two digits,
-# at times three.
+# has, if it is divided before it is rounded. bf16 reaches far enough and keeps two digits, at times
+# three.
 
 
 # %% wire-types
@@ -339,8 +339,8 @@ with lab.plugged("zerolab.precision:LossScaler", HalvesWhereItHurt):
         print(f"rank {rank}: scales {[scale for _, scale in seen]}, sum of weights {total:.9f}")
 
 # %% [markdown] drifted
-# The sums have parted, and the gap grows with every step. (Adam hides much of it, since it
-# divides by the size of the gradients; with SGD it would be plain.) Each rank now trains a model
+# The sums have parted, and nothing will bring them together again. (Adam hides much of it, since
+# it divides by the size of the gradients; with SGD it would be plain.) Each rank now trains a model
 # of its own, and every loss curve looks fine. A wrong number that all ranks share is a bug; a
 # right number that they do not share is a worse one. So the scaler has no collective in it: it
 # draws its conclusions from the agreement alone, and equal inputs keep the copies equal.
@@ -425,7 +425,8 @@ lab.check("7.7", run_step)
 from zerolab.lab.chapters import c07_moments
 
 for count in (1, 2, 3, 4):
-    print(count, "rank" + "s" * (count > 1), "-", c07_moments.hunt_run_step(count))
+    left = c07_moments.hunt_run_step(count).replace("; ", "\n    ")
+    print(f"{count} rank{'s' * (count > 1)}\n    {left}")
 
 # %% hunt-wrong
 lab.bug_hunt("7.7", number=2)
@@ -538,7 +539,7 @@ def write(steps, numel):
     return f"loss {loss.item():.3f}, {skipped} steps skipped, scale {scale:g}\n{text}"
 
 
-print(zerolab.run(write, world_size=lab.world_size(), args=(20, 80))[0])
+print(zerolab.run(write, world_size=lab.world_size(), args=(30, 60))[0])
 
 # %% [markdown] last-measurement
 # ## The answer

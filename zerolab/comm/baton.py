@@ -17,7 +17,7 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,13 +176,14 @@ class Baton:
         text = f"deadlock: {deadlock.explain(rows)}\n{deadlock.render(rows)}"
         return DeadlockError(text, tuple(rows))
 
-    def mismatch(self, rank: int) -> RankError:
-        """Return the error for a rank whose call does not match what the others called."""
+    def mismatch(self, rank: int, calls: Mapping[int, Call]) -> RankError:
+        """Return the error for a rank whose call does not match; `calls` has those of one slot."""
         seat = self.seats[rank]
         seat.state, seat.since = "waiting", time.perf_counter()
         rows = self.rows()
         seat.state = "computing"
-        self.verdict = MismatchError(deadlock.mismatch_text(rows), tuple(rows))
+        called = {each: call.describe() for each, call in calls.items()}
+        self.verdict = MismatchError(deadlock.mismatch_text(rows, called), tuple(rows))
         return self.verdict
 
     def peer_error(self, rank: int) -> RankError:

@@ -6,7 +6,7 @@ in another call. A peer that still computes proves nothing, and only the `timeou
 ends that wait.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import RankError
 from ..records import RankRow
@@ -66,12 +66,19 @@ def explain(rows: Sequence[RankRow]) -> str:
     return f"{_wait_text(waiting)}, each for a call that another never makes"
 
 
-def mismatch_text(rows: Sequence[RankRow]) -> str:
-    """Say which ranks called what instead of one and the same, and draw the table."""
+def mismatch_text(rows: Sequence[RankRow], called: Mapping[int, str] | None = None) -> str:
+    """Say which ranks called what instead of one and the same, and draw the table.
+
+    Args:
+        rows: where every rank is.
+        called: per rank, the call that does not match; None: the calls that the ranks wait in,
+            which may be earlier ones where collectives run in the background.
+    """
+    if called is None:
+        called = {each.rank: each.detail for each in rows if each.state == "waiting"}
     calls: dict[str, list[int]] = {}
-    for each in rows:
-        if each.state == "waiting":
-            calls.setdefault(each.detail, []).append(each.rank)
+    for rank in sorted(called):
+        calls.setdefault(called[rank], []).append(rank)
     parts = [f"{ranks_text(ranks)} called {call}" for call, ranks in calls.items()]
     return f"mismatch: {', '.join(parts)}\n{render(rows)}"
 

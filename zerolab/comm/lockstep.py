@@ -52,7 +52,7 @@ class LockstepWorld:
         slot.calls[rank] = call
         first = next(iter(slot.calls.values()))
         if first.signature() != call.signature():
-            raise self.baton.mismatch(rank)
+            raise self.baton.mismatch(rank, slot.calls)
         if len(slot.calls) == len(slot.ranks):
             del self.slots[key]
             slot.result = _RESULTS[call.op](slot)
