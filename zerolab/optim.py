@@ -126,7 +126,7 @@ def _refuse_other_steps(groups: BucketGroups) -> Callable[..., None]:
 def step_bucket(
     bucket: Bucket, groups: BucketGroups, unused: set[int], factor: torch.Tensor | None = None
 ) -> None:
-    """Update the owned part of one bucket from its reduced gradients, which are then freed.
+    """Update the owned part of one bucket and free its reduced gradients: it is EMPTY then.
 
     Args:
         bucket: in state REDUCED; its `reduced` [owned] holds the mean over ranks.

@@ -85,7 +85,7 @@ def receive(bucket: Bucket, dtype: torch.dtype) -> None:
             writes to, `bucket.reduced` what earlier micro-steps left, or None.
         dtype: in which gradients are kept.
     """
-    assert bucket.work is not None and bucket.incoming is not None
+    assert bucket.work and bucket.incoming is not None, "`reduce` sets bucket.work and .incoming"
     bucket.work.wait()
     if bucket.reduced is None:
         bucket.reduced = bucket.incoming.to(dtype)

@@ -229,7 +229,8 @@ print(f"after 20 updates of 0.0005: {still:.0%} of the bf16 weights have not mov
 # ## Your turn: the step, bucket by bucket
 #
 # Now the first *moment* of the stage. A bucket's gradients have been reduced, and its own slice is
-# in `bucket.reduced`. Update this rank's segments and forget the gradients.
+# in `bucket.reduced`. Update this rank's segments (`bucket.segments`) and forget the gradients.
+# `groups.step(bucket)` runs the optimizer on them, from each segment's `param.grad`.
 #
 # Bucket by bucket, because the gradients of a 16-bit model must be widened to fp32 first: for one
 # bucket that is a little scratch memory, for the model it would be as much as the master weights.

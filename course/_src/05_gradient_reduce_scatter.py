@@ -147,9 +147,10 @@ lab.check("5.2", keep_own_slice)
 # and nobody but the collective holds the full buffer: it dies when the collective has ended.
 #
 # Two methods. `reduce` starts the reduction of `self.outgoing(bucket)` and sets `bucket.incoming`
-# (where the mean will be) and `bucket.work`. `receive` is called later and must leave the mean in
-# `bucket.reduced`, added to what earlier micro-steps left: `reducing.receive(bucket, dtype)` of
-# chapter 03 does that. *About 20 minutes, difficulty 3;* `lab.hint("5.3")` helps.
+# (where the mean will be, counted as `kind_of_mean(bucket)`) and `bucket.work`. `receive` is called
+# later and must leave the mean in `bucket.reduced`, added to what earlier micro-steps left:
+# `reducing.receive(bucket, dtype)` of chapter 03 waits for `bucket.work` and does that, where
+# `dtype` is `self.grad_dtype(bucket)`. *About 20 minutes, difficulty 3;* `lab.hint("5.3")` helps.
 
 # %% exercise zerolab.zero2:Zero2
 lab.check("5.3", Zero2)

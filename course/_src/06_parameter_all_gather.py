@@ -116,7 +116,7 @@ for action in ("nothing", "del", "resize_(0)"):
     print(f"after {action:10} {held / 2**10:.0f} KiB")
 
 # %% [markdown] nan-heading
-# ## Why a NaN, too
+# ## Why a NaN
 #
 # After `resize_(0)` the parameters still claim a shape, with nothing behind it. `param.norm()`
 # then reads memory that is not there, and the process ends with a segmentation fault: no traceback,
@@ -135,9 +135,9 @@ print(tuple(nothing.shape), nothing.untyped_storage().nbytes(), "bytes;", "norm:
 # ## Your turn: bring it back
 #
 # A bucket has `flat_param` `[padded_numel]`, whose storage is empty, and `shard` `[shard_numel]`,
-# this rank's slice. Give the memory back and start the gather, by `comm.all_gather(output, input,
-# async_op=True, label=bucket.name)`. Who needs the result will wait. *About 5 minutes, difficulty
-# 1.*
+# this rank's slice. Give the memory back (`resize_` counts bytes) and start the gather, by
+# `comm.all_gather(output, input, async_op=True, label=bucket.name)`. Who needs the result will
+# wait. *About 5 minutes, difficulty 1.*
 
 # %% exercise zerolab.turns:unshard_bucket
 lab.check("6.2", unshard_bucket)
@@ -205,9 +205,10 @@ for line in zerolab.run(two_mistakes, ranks, world="lockstep")[0]:
 # %% [markdown] your-turn-units
 # ## Your turn: which parameter belongs to whom
 #
-# Blocks are given, none inside another. Each parameter goes to one unit. The interesting case is a
-# weight that two blocks share: in either block's unit it would be gone when the other needs it, in
-# both it would be trained twice. It goes to the root, which is there all the time.
+# Blocks are given as pairs (name, module), none inside another. Each parameter goes to one unit.
+# The interesting case is a weight that two blocks share: in either block's unit it would be gone
+# when the other needs it, in both it would be trained twice. It goes to the root, which is there
+# all the time.
 #
 # Return `(name, module, [(parameter's name, parameter), ...])` for each unit: the root first, named
 # "root", whose module is the model, then the blocks as given. *About 12 minutes, difficulty 2;*

@@ -5,6 +5,7 @@ closed forms 12 Psi / N and 2 Psi as numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -335,7 +336,9 @@ def _check_held(shown: Shown, world_size: int, call: str) -> None:
 
 def _check_asynchronous(ranks: list[Shown], call: str) -> None:
     for shown in ranks:
-        waited = [e for e in shown.events if e.op != "all_gather" and not e.asynchronous]
+        reductions = [e for e in shown.events if e.op != "all_gather"]
+        waited = [e for e in reductions if not e.asynchronous]
+        waited += [one for one, two in pairwise(reductions) if one.ended < two.time]
         if waited:
             raise Wrong(
                 f"{len(waited)} reductions were waited for where they were started, in backward: "

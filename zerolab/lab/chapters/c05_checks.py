@@ -6,6 +6,7 @@ worked out by hand.
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ PASSES = {  # (stage, micro-steps, chosen, all_reduce): passes over the model
     (1, 4, None, True): 2,
     (0, 1, None, False): 2,
     (0, 4, None, False): 2,
+    (0, 4, None, True): 2,
     (1, 1, None, False): 1,
     (1, 4, None, False): 1,
     (2, 1, None, False): 1,
@@ -276,6 +278,7 @@ def _check_order(ranks: list[Shown], call: str) -> None:
     for shown in ranks:
         reductions = [event for event in shown.events if event.op != "all_gather"]
         waited = [event for event in reductions if not event.asynchronous]
+        waited += [one for one, two in pairwise(reductions) if one.ended < two.time]
         late = [event for event in reductions if event.phase != "backward"]
         if waited or late:
             what = "waited for where they were started" if waited else "started after backward"
