@@ -394,11 +394,9 @@ run = lab.train(
 run
 
 # %% whose
-from zerolab.lab import plug
-
-print(plug.status("03"))
 print("one GPU, without a limit: ", [f"{loss:.6f}" for loss in alone])
 print(f"{ranks} GPUs, half the memory: ", [f"{loss:.6f}" for loss in run.losses])
+lab.running()
 
 # %% [markdown] equal-not-identical
 # Equal to the last digit or nearly, not to the last bit: sums are taken in another order, and
@@ -412,7 +410,7 @@ print(f"{ranks} GPUs, half the memory: ", [f"{loss:.6f}" for loss in run.losses]
 # `yours` marks what you wrote. Find the last all-reduce of backward, and who called it.
 
 # %% trace
-lab.trace(stage=0, depth=3)
+lab.trace(stage=0, depth=2)
 
 # %% [markdown] timeline-heading
 # ## In lanes
@@ -583,6 +581,8 @@ for limit, accum in ((2**20, 1), (20_000, 1), (4_000, 1), (20_000, 4)):
 # Your personal record: what your engine held and moved, and what the closed form says.
 
 # %% record
+from zerolab.lab import plug
+
 sizes = estimate.layout(gpt.GPT(shape), estimate.BUCKET_NUMEL, ranks)
 formula = estimate.state_bytes(0, "fp32", sizes)
 print("held   ", {kind: f"{size:,}" for kind, size in run.ranks[0].state_bytes.items()})
