@@ -41,7 +41,7 @@ class Blank:
     """What one rank showed."""
 
     weights: torch.Tensor
-    at_rest: int  # bytes held when the optimizer was made
+    at_rest: int  # bytes held when the optimizer was made, -1 if it never was
     busy: int  # the most bytes held from then until the last optimizer step
     moved: dict[str, int]
 
@@ -94,6 +94,14 @@ def _check_blank_weights(world_size: int) -> None:
         optimizer.step()
     reference = evidence.weights_of(model)
     for rank, one in enumerate(evidence.run(_on_rank_blank, world_size, 5, 2, 3)):
+        if one.at_rest < 0:
+            raise Wrong(
+                "`make_optimizer` was never called: nobody updates the parameters.",
+                expected="an optimizer of this rank's slices",
+                observed="none",
+                rank=rank,
+                call="train_sharded_params(...)",
+            )
         apart = (one.weights - reference).abs().max().item()
         if not apart <= unit_runs.TOLERANCE:
             raise Wrong(
@@ -154,7 +162,7 @@ def _on_rank_blank(width: int, depth: int, steps: int) -> Blank:
 
     parameter_sharding.train_sharded_params(model, batches, make_optimizer)
     moved = unit_runs.moved(comm.records(), 0)
-    return Blank(evidence.weights_of(model), held[0], max(held), moved)
+    return Blank(evidence.weights_of(model), held[0] if held else -1, max(held, default=0), moved)
 
 
 # 6.2 unshard_bucket
@@ -200,13 +208,13 @@ def _on_rank_unshard() -> Facts:
     shown = [view.data_ptr() == bucket.flat_param.data_ptr() for view in bucket.views[:1]]
     return {
         "work": (
-            True,
-            isinstance(work, comm.Work),
+            "a Work",
+            "a Work" if isinstance(work, comm.Work) else type(work).__name__,
             "It must return the work of the gather, for whoever will wait.",
         ),
         "same": (
-            [True],
-            shown,
+            ["views in flat_param"],
+            ["views in flat_param" if same else "views elsewhere" for same in shown],
             "`flat_param` is another tensor now: the views in it, which the parameters will be, "
             "and what autograd saved look at the old memory.",
         ),
@@ -311,16 +319,16 @@ def _on_rank_reshard() -> Facts:
             "A parameter has lost its shape: nobody can count or print it any more.",
         ),
         "behind": (
-            True,
-            behind > 0,
+            "a number",
+            "a number" if behind > 0 else "0 bytes",
             "A parameter has no memory behind it: `param.norm()` would read there, and the "
             "process would end.",
         ),
     }
     if behind > 0:
         facts["nan"] = (
-            True,
-            all(bool(param.detach().isnan().all()) for param in params),
+            "NaN",
+            "NaN" if all(bool(p.detach().isnan().all()) for p in params) else "numbers",
             "A sharded parameter reads as numbers: a mistake would go unnoticed.",
         )
     if any(expected_ != observed for expected_, observed, _ in facts.values()):
@@ -468,8 +476,8 @@ class _Round:
         self.waited(what)
         pairs = zip(self.params, self.bucket.views, strict=True)
         self.facts[f"{what}, views"] = (
-            True,
-            all(param.data_ptr() == view.data_ptr() for param, view in pairs),
+            "views",
+            "views" if all(p.data_ptr() == view.data_ptr() for p, view in pairs) else "no views",
             f"After {what} the model's parameters are no views of the bucket: they still hold NaN.",
         )
 
