@@ -281,7 +281,7 @@ def _storage_start(call: Call) -> int:
     if call.op not in ("send", "recv") or tensor is None:
         return -1
     is_part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-    return tensor.storage_offset() if is_part else -1
+    return int(tensor.storage_offset()) if is_part else -1
 
 
 _NAMES: dict[torch.dtype, str] = {}

@@ -243,7 +243,9 @@ class ProcessGroup(Group):
     def _two_rank_all_reduce(self, call: Call, flat: Tensor) -> Work:
         """Let gloo do it: a sum of two has one order, and it runs on while backward computes."""
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX if call.reduction == "max" else dist.ReduceOp.SUM
+        options.reduceOp = dist.ReduceOp(
+            dist.ReduceOp.MAX if call.reduction == "max" else dist.ReduceOp.SUM
+        )
         handles = [self.pg.allreduce([flat], options)]
         divisor = self.world_size if call.reduction == "avg" else 1
         return ProcessWork(self, call, handles, lambda: reduction.divide(flat, divisor))

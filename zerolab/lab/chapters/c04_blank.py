@@ -78,10 +78,10 @@ def _train_blank(name: str) -> Blank:
         return make_optimizer(name, params)
 
     optimizer_sharding.train_sharded_optimizer(model, batches(), make)
-    moved: dict[str, int] = {}
+    total: dict[str, int] = {}
     for event in comm.records().collectives:
-        moved[event.op] = moved.get(event.op, 0) + event.elements / STEPS
-    moved = {op: round(elements) for op, elements in moved.items()}
+        total[event.op] = total.get(event.op, 0) + event.elements
+    moved = {op: round(elements / STEPS) for op, elements in total.items()}
     return Blank(comm.get_rank(), evidence.weights_of(model), held, sum(given), moved)
 
 
