@@ -628,6 +628,8 @@ def check_zero3(answer: Answer) -> Iterator[str]:
     yield "without prefetch one block at a time"
     yield _check_persistent(call)
     yield _check_kept(call)
+    yield from _check_deep(call)
+    yield _check_held_open(call)
 
 
 def _check_persistent(call: str) -> str:
@@ -643,6 +645,31 @@ def _check_kept(call: str) -> str:
     expected = {"all_gather": psi, "reduce_scatter": psi}
     unit_runs.same_traffic(plan, trained(plan, call), expected, call)
     return "units that `needed_again` keeps are gathered once a step"
+
+
+def _check_deep(call: str) -> Iterator[str]:
+    """Train with blocks whose gradients come in two lots, and with such that run again."""
+    psi = 3 * unit_runs.padded(unit_runs.DEEP_BLOCK, 2)
+    for model in ("deep", "recomputed"):
+        plan = Plan(3, 2, model)
+        ranks = trained(plan, call)
+        unit_runs.same_traffic(plan, ranks, {"all_gather": 2 * psi, "reduce_scatter": psi}, call)
+        yield unit_runs.same_weights(plan, ranks, call)
+
+
+def _check_held_open(call: str) -> str:
+    """Step inside `GatheredParameters`: what is whole there has to be new afterwards."""
+    for rank, apart in enumerate(unit_runs.stale_in_a_held_block(2)):
+        if apart:
+            raise Wrong(
+                "engine.step() ran inside GatheredParameters, and the parameters that are whole "
+                f"there are {apart:.2g} off the new slices: who holds a unit reads old values.",
+                expected="the new values of all ranks",
+                observed=f"values up to {apart:.3g} off",
+                rank=rank,
+                call=call,
+            )
+    return "units that somebody holds during a step are new after it"
 
 
 def _check_not_hasty(ranks: list[Shown], call: str) -> None:

@@ -360,4 +360,31 @@ MOMENT_ZERO3 = (
             "        self.needed_again(unit)\n        self.reshard(unit)\n",
         ),
     ),
+    rewritten(
+        ZERO3,
+        "frees_at_the_first_gradient",
+        "A unit is done with when the gradients of *all* its parameters and inputs are there. "
+        "After the first one, backward still has to go through its other layers.",
+        (
+            "        if self.done_with(unit):\n            self.reshard(unit)\n",
+            "        self.done_with(unit)\n        self.reshard(unit)\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "takes_recomputing_for_forward",
+        "With activation checkpointing a unit's forward runs again inside backward. What comes "
+        "next is then the unit before it, not the one after.",
+        ("self.take_turn(unit, watching.in_backward())", "self.take_turn(unit, False)"),
+    ),
+    rewritten(
+        ZERO3,
+        "forgets_who_holds",
+        "Inside `GatheredParameters` units are whole between two steps. Nobody gathers them "
+        "before they are read again, so the step has to.",
+        (
+            "        if not bucket.persistent and not self.turns[self.unit_of[bucket]].holds:\n",
+            "        if not bucket.persistent:\n",
+        ),
+    ),
 )

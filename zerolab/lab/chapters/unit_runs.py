@@ -1,7 +1,8 @@
 """Chapter 6: runs of a small model by units, whose evidence the checks of the chapter read.
 
-Owns two models that no world size divides. `Stack` has a root of 24 elements, with a weight that
-is used at both ends, and five blocks of 20; `Tied` shares a weight between two of its blocks.
+Owns models that no world size divides. `Stack` has a root of 24 elements, with a weight that
+is used at both ends, and five blocks of 20; `Tied` shares a weight between two of its blocks; the
+blocks of `Deep` have two layers each, and may be recomputed in backward.
 `run` trains one with the engine and hands back what every rank showed; the *story* of a step is
 the order in which units came (+) and went (-), read from the memory that appeared and went.
 `alone` is plain torch in one process on the batches of all ranks: the reference.
@@ -9,21 +10,22 @@ the order in which units came (+) and went (-), read from the memory that appear
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from ... import comm, device, engine, unit_sharding
+from ... import comm, device, engine, gathering, unit_sharding
 from ...bucket import Unit
 from ...records import CollectiveEvent, Records
 from .. import evidence
 from ..outcome import Wrong
 
-STEPS = 3
+STEPS = 2  # the second one knows who follows whom
 TOLERANCE = 1e-5
 ADAMW = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 ROOT, BLOCK, NUM_BLOCKS = 24, 20, 5  # elements of Stack's units
@@ -61,7 +63,37 @@ class Tied(nn.Module):
         return inputs
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"stack": Stack, "tied": Tied}
+class Deep(nn.Module):
+    """Three blocks of two layers: in backward, one layer's gradients come before the other's."""
+
+    def __init__(self, recompute: bool = False) -> None:
+        super().__init__()
+        self.recompute = recompute
+        layers = (nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5)) for _ in range(3))
+        self.blocks = nn.ModuleList(layers)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return [batch, 5]."""
+        for block in self.blocks:
+            if self.recompute:
+                inputs = checkpoint(block, inputs, use_reentrant=False)
+            else:
+                inputs = block(inputs)
+        return inputs
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "stack": Stack,
+    "tied": Tied,
+    "deep": Deep,
+    "recomputed": partial(Deep, recompute=True),
+}
+SAID_OF = {
+    "tied": "a weight in two blocks",
+    "deep": "blocks of two layers",
+    "recomputed": "blocks that run again in backward",
+}
+DEEP_BLOCK = 5 * 6 + 6 + 6 * 5 + 5  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +198,27 @@ def _train(plan: Plan) -> Shown:
         told.hasty,
         losses,
     )
+
+
+def stale_in_a_held_block(world_size: int) -> list[float]:
+    """Take a step while somebody holds the parameters whole; return, per rank, how far off.
+
+    What they read afterwards is compared with the new slices of all ranks.
+    """
+    return evidence.run(_hold, world_size)
+
+
+def _hold() -> float:
+    model = make_model("stack").to(evidence.home())
+    trainer, *_ = engine.initialize(model=model, config=Plan(3, comm.get_world_size()).config())
+    inputs, targets = (t.to(evidence.home()) for t in batch(comm.get_rank(), 0))
+    trainer.backward(F.mse_loss(trainer(inputs), targets))
+    with gathering.GatheredParameters(model.parameters()):
+        trainer.step()
+        read = evidence.weights_of(model)
+    apart = (read - whole_weights(trainer)).abs().max().item()
+    trainer.close()
+    return apart
 
 
 def whole_weights(trainer: engine.Engine) -> torch.Tensor:
@@ -305,7 +358,7 @@ def same_traffic(plan: Plan, ranks: Iterable[Shown], expected: dict[str, int], c
 def describe(plan: Plan) -> str:
     """Say in a few words what was run."""
     more = [
-        "a weight in two blocks" if plan.model == "tied" else "",
+        SAID_OF.get(plan.model, ""),
         f"{plan.accum_steps} micro-steps" if plan.accum_steps > 1 else "",
         "no prefetch" if not plan.prefetch else "",
         f"prefetch of {plan.prefetch_numel}" if plan.prefetch_numel is not None else "",
