@@ -35,7 +35,7 @@ def run(capsys, *args):
         (["--model", "gpt-10mm"], "'gpt-10mm'", "did you mean 'gpt-10m'"),
         (["--model", "gpt-170b", "--gpus", "64"], "64 ranks", "smaller --model"),
         (["--stage", "4"], "stage: 4", "0, 1, 2 or 3"),
-        (["--dtype", "int8"], "'int8'", "fp32 or bf16"),
+        (["--dtype", "int8"], "'int8'", "fp32, bf16, fp16"),
         (["--world", "mars"], "'mars'", "lockstep"),
         (["--steps", "0"], "--steps 0", "give 1 or more"),
         (["--micro-batch", "0"], "--micro-batch 0", "give 1 or more"),

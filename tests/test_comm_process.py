@@ -283,6 +283,17 @@ def test_dead_process_is_named_with_its_exit_code_and_replaced():
     assert run(comm.get_rank) == [0, 1]
 
 
+def test_a_process_that_died_before_a_call_begins_is_named_all_the_same():
+    def die():
+        if comm.get_rank() == 1:
+            os._exit(7)
+        time.sleep(0.5)  # its connection is closed by now
+        comm.barrier()
+
+    with pytest.raises(RankError, match="rank 1 died: exit code 7"):
+        run(die)
+
+
 # ---------------------------------------------------------------- getting stuck
 
 

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import device
+from ..errors import RankError
 from . import reduction
 from .group import Call, Group, Work
 from .pattern import Pattern
@@ -128,9 +129,12 @@ class ProcessGroup(Group):
     def _launch(self, call: Call, asynchronous: bool) -> Work:
         """Start the transfers; never waits."""
         self.calls.append(call.without_tensors())
-        with _unseen():
-            self._expected = self._expects(call)
-            return getattr(self, f"_{call.op}")(call)
+        try:
+            with _unseen():
+                self._expected = self._expects(call)
+                return getattr(self, f"_{call.op}")(call)
+        except RuntimeError as error:  # the peer may have gone before the call began
+            raise self._explained(error, call) from None
 
     def note(self, call: Call, asynchronous: bool) -> None:
         """Remember the call for the table of a deadlock."""
@@ -181,11 +185,14 @@ class ProcessGroup(Group):
             for handle in handles:
                 handle.wait()
         except RuntimeError as error:
-            if self.watcher is None:
-                raise
-            raise self.watcher.explain(error, call) from None
+            raise self._explained(error, call) from None
         finally:
             self.waiting = None
+
+    def _explained(self, error: RuntimeError, call: Call) -> RuntimeError:
+        """Return what really happened, when an error of gloo is all that is known of it."""
+        known = isinstance(error, (RankError, torch.OutOfMemoryError))
+        return error if known or self.watcher is None else self.watcher.explain(error, call)
 
     # ------------------------------------------------------------ messages
 
