@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,20 +142,35 @@ def call(
         signal.signal(signal.SIGINT, before)
 
 
-def begin(command: list[str], variables: dict[str, str]) -> Callable[[], int]:
-    """Start a command beside others; what is returned waits, prints its output, gives its code."""
-    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `finish`)
-    environment = {**os.environ, **variables}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-    )
+def begin(commands: list[tuple[list[str], dict[str, str]]]) -> Callable[[], list[int]]:
+    """Run commands one after another, beside others; what is returned waits and prints.
 
-    def finish() -> int:
-        code = process.wait()
+    Args:
+        commands: each with the environment variables that it needs besides.
+
+    Returns:
+        A function that waits for all of them, prints their output and returns their codes.
+    """
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `finish`)
+    codes: list[int] = []
+
+    def work() -> None:
+        for command, variables in commands:
+            environment = {**os.environ, **variables}
+            process = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+            codes.append(process.returncode)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+
+    def finish() -> list[int]:
+        thread.join()
         output.seek(0)
         print(output.read().decode(errors="replace"), flush=True)
         output.close()
-        return code
+        return codes
 
     return finish
 
@@ -257,36 +273,44 @@ def test_steps(python: str, quick: bool, world: str) -> list[tuple[str, list[str
     compare = "--nbval" if world == "lockstep" else "--nbval-lax"
     browser = "tests/test_browser.py"
     notebooks = [compare, "--nbval-current-env", "--nbval-cell-timeout=300", "solutions", browser]
-    return [
-        *steps,
+    steps += [
         ("pytest", [*module, "pytest", "tests", f"--ignore={browser}"]),
         ("notebooks", [*module, "pytest", *notebooks]),
     ]
+    if world == "lockstep":  # the chapters on the stages once more, on processes
+        chapters = sorted(str(path) for path in (ROOT / "solutions").glob("0[3-6]_*.ipynb"))
+        lax = ["--nbval-lax", *notebooks[1:3], *chapters]
+        steps.append(("notebooks on gloo", [*module, "pytest", *lax]))
+    return steps
 
 
 def test(python: str, arguments: list[str]) -> int:
     """Run every check, also after one has failed, and return 0 only if all passed.
 
-    The notebooks run beside the other tests: they wait a lot, and a machine has two cores.
+    The notebooks run beside the other tests: they wait a lot, and a machine has two cores. Those
+    of the stages run twice, the second time with processes for ranks.
     """
     quick = "--quick" in arguments
     rest = [argument for argument in arguments if argument != "--quick"]
     variables = {"OMP_NUM_THREADS": "1", "ZEROLAB_TEST_STARTED": str(time.time())}
     steps = dict(test_steps(python, quick, os.environ.get("ZEROLAB_WORLD", "lockstep")))
-    notebooks = steps.pop("notebooks", None)
+    notebooks, processes = steps.pop("notebooks", None), steps.pop("notebooks on gloo", None)
     finish = None
     failed = []
     for name, command in steps.items():
         print(f"== {name}", flush=True)
         if name == "pytest" and notebooks is not None:
-            finish = begin([*notebooks, *rest], variables)
+            beside = [([*notebooks, *rest], variables)]
+            if processes is not None:
+                beside.append(([*processes, *rest], {**variables, "ZEROLAB_WORLD": "gloo"}))
+            finish = begin(beside)
         extra = rest if name == "pytest" else []
         if call([*command, *extra], variables) != 0:
             failed.append(name)
     if finish is not None:
         print("== notebooks", flush=True)
         none_chosen = 5 if rest else 0  # pytest's code where `-k` leaves no test
-        if finish() not in (0, none_chosen):
+        if any(code not in (0, none_chosen) for code in finish()):
             failed.append("notebooks")
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)

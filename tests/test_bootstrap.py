@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -39,7 +40,7 @@ def calls(monkeypatch):
     recorded = Calls()
     monkeypatch.setattr(bootstrap, "call", recorded)
     monkeypatch.setattr(
-        bootstrap, "begin", lambda command, variables: lambda: recorded(command, variables)
+        bootstrap, "begin", lambda commands: lambda: [recorded(*command) for command in commands]
     )
     return recorded
 
@@ -181,15 +182,15 @@ def test_pips_report_becomes_a_counter_and_large_downloads(capsys):
 def test_the_test_command_runs_all_checks_and_pytest_last(calls):
     assert bootstrap.test("python", []) == 0
     words = ["ruff check", "ruff format", "pyright", "course/build.py --check", "pytest tests"]
-    words.append("solutions tests/test_browser.py")
-    assert [word in command for word, command in zip(words, calls, strict=True)] == [True] * 6
-    assert "--nbval" in calls[-1].split()
+    words += ["solutions tests/test_browser.py", "solutions/04_optimizer_sharding.ipynb"]
+    assert [word in command for word, command in zip(words, calls, strict=True)] == [True] * 7
+    assert "--nbval" in calls[-2].split() and "--nbval-lax" in calls[-1].split()
 
 
 def test_the_test_command_goes_on_after_a_failure_and_reports_it(calls, capsys):
     calls.failing = "pyright"
     assert bootstrap.test("python", []) == 1
-    assert len(calls) == 6
+    assert len(calls) == 7
     assert capsys.readouterr().out.splitlines()[-1] == "FAILED: pyright"
 
 
@@ -200,10 +201,11 @@ def test_quick_leaves_out_the_slow_checks_and_passes_arguments_on(calls):
 
 
 def test_what_runs_beside_the_tests_is_printed_when_it_has_ended(capfd):
-    code = "import os, sys; print('beside', os.environ['WHO']); sys.exit(3)"
-    finish = bootstrap.begin([sys.executable, "-c", code], {"WHO": "me"})
-    assert finish() == 3
-    assert "beside me" in capfd.readouterr().out
+    code = "import os, sys; print('beside', os.environ['WHO']); sys.exit(int(sys.argv[1]))"
+    command = [sys.executable, "-c", code]
+    finish = bootstrap.begin([([*command, "3"], {"WHO": "me"}), ([*command, "0"], {"WHO": "you"})])
+    assert finish() == [3, 0]
+    assert re.search(r"beside me\s+beside you", capfd.readouterr().out)
 
 
 def test_notebooks_are_compared_loosely_on_gpus():
