@@ -8,6 +8,7 @@ They are no subclasses of torch's LRScheduler, as in DeepSpeed: a state dict is 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ class HasGroups(Protocol):
     param_groups: list[dict[str, Any]]
 
 
-class Schedule:
+class Schedule(ABC):
     """Sets `lr` of every group from the number of the step.
 
     Attributes:
@@ -36,9 +37,9 @@ class Schedule:
         self.last_batch_iteration = last_batch_iteration
         self._last_lr: list[float] = []
 
+    @abstractmethod
     def get_lr(self) -> list[float]:
         """The rates that belong to `last_batch_iteration`, one a group."""
-        raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
         """The rates that were set last, one a group."""

@@ -17,7 +17,7 @@ models and batches go to `home()`:
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from .. import comm, device, engine
 from ..records import CollectiveEvent
-from .outcome import Skipped
+from .outcome import Skipped, Wrong
 
 STEPS = 3
 TOLERANCE = 1e-5
@@ -225,3 +225,39 @@ def train_tiny_alone(
         torch.stack(losses).mean().backward()
         optimizer.step()
     return weights_of(alone)
+
+
+def same_weights(
+    what: str,
+    shown: Iterable[torch.Tensor],
+    reference: torch.Tensor,
+    tolerance: float,
+    call: str,
+) -> str:
+    """Compare the weights of every rank with those of one process that saw all batches.
+
+    Args:
+        what: the run and its length: "stage 1 on 3 ranks: after 3 steps".
+        shown: the weights of rank 0, 1, ..., each like `reference`.
+        reference: what plain torch came to.
+        tolerance: how far apart an element may be.
+        call: what the card calls the answer.
+
+    Returns:
+        What has been proven.
+
+    Raises:
+        Wrong: the weights of a rank are further off, or no numbers.
+    """
+    for rank, weights in enumerate(shown):
+        apart = (weights - reference).abs().max().item()
+        if not apart <= tolerance:
+            raise Wrong(
+                f"{what} the weights are {apart:.2g} off those of one process that saw the "
+                "batches of all ranks.",
+                expected=f"at most {tolerance:g}",
+                observed=f"{apart:.3g}",
+                rank=rank,
+                call=call,
+            )
+    return f"{what} the weights of plain torch"

@@ -204,19 +204,9 @@ def padded(world_size: int, *, deep: bool = False) -> int:
 
 def same_weights(plan: Plan, ranks: Iterable[Shown], call: str) -> str:
     """Compare the weights of every rank with those of one process."""
-    reference = alone(plan)
-    for shown in ranks:
-        apart = (shown.weights - reference).abs().max().item()
-        if not apart <= TOLERANCE:
-            raise Wrong(
-                f"{describe(plan)}: after {STEPS} steps the weights are {apart:.2g} off those "
-                "of one process that saw the batches of all ranks.",
-                expected=f"at most {TOLERANCE:g}",
-                observed=f"{apart:.3g}",
-                rank=shown.rank,
-                call=call,
-            )
-    return f"{describe(plan)}: after {STEPS} steps the weights of plain torch"
+    what = f"{describe(plan)}: after {STEPS} steps"
+    shown = (rank.weights for rank in ranks)
+    return evidence.same_weights(what, shown, alone(plan), TOLERANCE, call)
 
 
 def same_on_all_ranks(plan: Plan, ranks: Sequence[Shown], call: str) -> None:
