@@ -132,3 +132,12 @@ def test_other_traffic_between_steps_costs_the_shortcut_and_nothing_else():
         return len(calls)
 
     assert comm.run(work, world_size=2, world="gloo") == [1, 1]
+
+
+def test_steps_that_repeat_the_agreed_one_are_not_compared_again():
+    def work():
+        for numel in (NUMEL, NUMEL, NUMEL, NUMEL // 2, NUMEL // 2):
+            step(numel=numel)
+        return [call.label for call in comm.current_group().calls].count("end of step")
+
+    assert comm.run(work, world_size=2, world="gloo") == [2, 2]

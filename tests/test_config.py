@@ -539,8 +539,8 @@ def mended(raw, world_size=4):
     [("three", 3), ("stage 2", 2), ("ZeRO-3", 3), (4, 3), (-1, 0), (2.6, 3), ("stage two", 2)],
 )
 def test_a_stage_in_other_words_is_understood(stage, meant):
-    corrected, left = mended(base(zero_optimization={"stage": stage, "overlap_comm": False}))
-    assert corrected["zero_optimization"] == {"stage": meant, "overlap_comm": False}
+    corrected, left = mended(base(zero_optimization={"stage": stage, "reduce_bucket_size": 99}))
+    assert corrected["zero_optimization"] == {"stage": meant, "reduce_bucket_size": 99}
     assert left == {}
 
 

@@ -40,12 +40,12 @@ def test_the_schedule_decides_the_traffic():
     assert moved == {"boundary": 2 * psi, "micro_step": 4 * psi}
 
 
-def one_backward(in_flight):
+def one_backward(in_flight, stage=1):
     """Count, at each launch, how many reductions were under way before it."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
     config = {
         "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": 1, "overlap_comm": in_flight > 0},
+        "zero_optimization": {"stage": stage, "overlap_comm": in_flight > 0},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     }
     engine, *_ = zerolab.initialize(model=model, config=config)
@@ -64,4 +64,10 @@ def one_backward(in_flight):
 def test_at_most_so_many_reductions_are_under_way_and_none_after_backward(in_flight):
     for under_way, states, left in comm.run(one_backward, 2, args=(in_flight,)):
         assert max(under_way) == in_flight and len(under_way) == 5
+        assert states == {GradState.REDUCED} and left == 0
+
+
+def test_stage_0_waits_for_nothing_until_backward_ends_whatever_overlap_comm_says():
+    for under_way, states, left in comm.run(one_backward, 2, args=(0, 0)):
+        assert under_way == [0, 1, 2, 3, 4]
         assert states == {GradState.REDUCED} and left == 0

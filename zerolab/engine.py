@@ -185,10 +185,13 @@ class Engine(nn.Module):
         return loss
 
     def _in_flight(self) -> int:
-        """Return how many reductions may run at once: at stage 0 no buffer is freed by waiting."""
-        if not self.config.zero.overlap_comm:
-            return 0
-        return 1 if self.config.stage > 0 else sys.maxsize
+        """Return how many reductions may run at once.
+
+        At stage 0 all of them, whatever the configuration says: waiting would free no buffer.
+        """
+        if self.config.stage == 0:
+            return sys.maxsize
+        return int(bool(self.config.zero.overlap_comm))
 
     def step(self) -> None:
         """End a micro-step; at the accumulation boundary, update the parameters."""

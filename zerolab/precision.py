@@ -17,6 +17,7 @@ Source: Micikevicius et al., Mixed Precision Training (2018), section 3.2; DeepS
 `fp16`, `gradient_clipping`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ def is_finite(bucket: Bucket) -> bool:
     """
     assert bucket.reduced is not None
     total = bucket.reduced.sum(dtype=torch.promote_types(bucket.reduced.dtype, torch.float32))
-    if read(torch.isfinite(total).reshape(1))[0]:
+    if math.isfinite(read(total.reshape(1))[0]):
         return True
     return bool(read(torch.isfinite(bucket.reduced).all().reshape(1))[0])
 

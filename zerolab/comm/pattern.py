@@ -1,10 +1,11 @@
 """Chapter 2: the calls that a step consists of, once the ranks have found them alike.
 
 A training step makes the same calls as the step before. When a step ends, the ranks compare a
-digest of their calls; the next step's calls are *expected* as long as they repeat that list from
-its beginning. All ranks make an expected call under the same number, or the first one that
-strays stops counting on it: so an expected call may use a collective that would mix up bytes if
-ranks disagreed. Owns the list that was agreed on, and how far this step has repeated it.
+digest of their calls, unless it repeated the whole list that they had agreed on before. The next
+step's calls are *expected* as long as they repeat that list from its beginning. All ranks make an
+expected call under the same number, or the first one that strays stops counting on it: so an
+expected call may use a collective that would mix up bytes if ranks disagreed. Owns the list that
+was agreed on, and how far this step has repeated it.
 """
 
 import zlib
@@ -28,6 +29,11 @@ class Pattern:
             self._repeating and position < len(self._agreed) and self._agreed[position] == checksum
         )
         return self._repeating
+
+    @property
+    def repeated(self) -> bool:
+        """Whether this step was the agreed one: it was for every rank, or calls did not match."""
+        return self._repeating and len(self._made) == len(self._agreed)
 
     def digest(self) -> int:
         """Return 62 bits that stand for the calls of this step."""

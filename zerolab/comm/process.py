@@ -145,11 +145,14 @@ class ProcessGroup(Group):
         self._scratch.release()
 
     def end_step(self) -> None:
-        """Start comparing the calls of this step with the other rank's."""
+        """Start comparing the calls of this step with the other rank's, if they are new."""
         if self.world_size != 2:
             return
         with _unseen():
             self._hear_comparison()
+            if self._pattern.repeated:
+                self._pattern.end_step(alike=True)
+                return
             mine = torch.tensor([self._pattern.digest()])
             theirs = torch.empty_like(mine)
             call = Call("all_gather", self._number(), mine, theirs, elements=2, dtype="int64")

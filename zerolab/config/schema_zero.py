@@ -109,6 +109,7 @@ class Zero(Block):
         True,
         "reduce a bucket while backward fills the next; false: wait for each",
         deepspeed="true at stage 3",
+        stages=(1, 2, 3),
     )
     compute_grad_norm: Flag = always(
         True,
