@@ -51,4 +51,14 @@ class DeadlockError(RankError):
 
 
 class MismatchError(DeadlockError):
-    """Two ranks called different collectives, or the same one with other shapes or dtypes."""
+    """Two ranks called different collectives, or the same one with other shapes or dtypes.
+
+    Attributes:
+        table: where each rank was when that came out; one may have gone on since its call.
+        calls: the calls that do not match, a `RankRow` each.
+    """
+
+    def __init__(self, message: str, table: tuple = (), calls: tuple = ()) -> None:
+        """Keep the calls beside the rows."""
+        super().__init__(message, table)
+        self.calls = calls

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zerolab import comm
-from zerolab.errors import DeadlockError, UsageError
+from zerolab.errors import DeadlockError, MismatchError, UsageError
 from zerolab.records import RankRow
 from zerolab_widgets import DeadlockTable, stuck
 
@@ -82,6 +82,46 @@ def test_table_of_a_real_deadlock_marks_who_left():
     assert [line["state"] for line in table.lines] == ["waiting"] * 2 + ["returned", "waiting"]
     assert table.lines[0]["source"] == "comm.all_reduce(torch.ones(10))"
     assert "Rank 2 has returned" in table.finding
+
+
+@pytest.mark.parametrize("world", ["lockstep", "gloo"])
+def test_mismatch_names_the_ranks_and_their_calls_with_their_lines(world):
+    def program():
+        op = comm.all_gather if comm.get_rank() == 1 else comm.reduce_scatter
+        sizes = (2, 1) if comm.get_rank() == 1 else (1, 2)
+        op(torch.ones(sizes[0]), torch.ones(sizes[1]))
+
+    with pytest.raises(MismatchError) as caught:
+        comm.run(program, 2, world)
+    table = DeadlockTable(caught.value)
+    line = program.__code__.co_firstlineno + 3
+    where = f"test_deadlock_table.py:{line}"
+    assert table.finding == (
+        f"The calls do not match: rank 0 called reduce_scatter #0 (sum, 2 float32) at {where}, "
+        f"rank 1 called all_gather #0 (2 float32) at {where}."
+    )
+    assert [line["mark"] for line in table.lines if line["odd"]] == ["does not match"] * 2
+
+
+def test_mismatch_names_the_calls_and_not_where_ranks_wait_by_now():
+    calls = tuple(
+        row(r, detail=f"all_reduce #1 (root/{2 if r == 1 else 1})", seq=1) for r in (0, 1)
+    )
+    rows = (row(0), row(1, "computing"), row(2))
+    table = DeadlockTable(MismatchError("mismatch", rows, calls))
+    assert table.finding == (
+        "The calls do not match: rank 0 called all_reduce #1 (root/1) at cell 4:0, "
+        "rank 1 called all_reduce #1 (root/2) at cell 4:1."
+    )
+    assert [line["odd"] for line in table.lines] == [True, True, False]
+    assert table.finding in table.to_html() and "root/2" in table.lines[0]["says"]
+
+
+def test_of_three_calls_the_one_that_differs_is_marked():
+    calls = tuple(row(r, detail=f"all_reduce #1 ({3 if r == 1 else 4})") for r in range(3))
+    table = DeadlockTable(MismatchError("mismatch", calls, calls))
+    assert [line["odd"] for line in table.lines] == [False, True, False]
+    assert "ranks 0 and 2 called all_reduce #1 (4) at cell 4:0 and cell 4:2" in table.finding
 
 
 def test_what_has_no_rows_is_refused():

@@ -30,10 +30,10 @@ class DeadlockTable(picture.Picture):
 
     def __init__(self, error: Any) -> None:
         rows = stuck.rows_of(error)
-        self._lines = stuck.lines_of(rows)
-        super().__init__(
-            lines=[line.as_state() for line in self._lines], finding=stuck.finding(rows)
-        )
+        calls = stuck.calls_of(error)
+        self._lines = stuck.lines_of(rows, calls)
+        lines = [line.as_state() for line in self._lines]
+        super().__init__(lines=lines, finding=stuck.finding(rows, calls))
 
     def to_html(self) -> str:
         """Return the table without script, and without times."""

@@ -4,7 +4,8 @@ Owns no state. A row says what one rank did when the run stopped. The odd ones o
 are gone, and those that wait in another call than most of the waiting; if there are none, those
 that were busy. To look there first is nearly always right. A rank that is merely busy is not odd
 beside two that contradict each other: it had no turn yet. Messages differ in their partner alone:
-their kind of call is what counts.
+their kind of call is what counts. Where calls do not match, these calls come first: a rank may have
+gone on since it made its own, and wait in another.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from zerolab.errors import UsageError
 from zerolab.records import RankRow
 
+ODD, DIFFERS = "odd one out", "does not match"
 MESSAGES = ("send", "recv")
 ENDED = ("returned", "raised", "died")
 MEANINGS = {
@@ -38,6 +40,11 @@ def rows_of(error: Any) -> list[RankRow]:
             f"{type(error).__name__} has no rows; give the DeadlockError that the run raised"
         )
     return sorted(rows, key=lambda row: row.rank)
+
+
+def calls_of(error: Any) -> list[RankRow]:
+    """Return the calls that do not match, none where it was no mismatch."""
+    return sorted(getattr(error, "calls", ()), key=lambda row: row.rank)
 
 
 def alike(row: RankRow) -> str:
@@ -101,8 +108,28 @@ def needs(rows: Sequence[RankRow], rank: int) -> str:
     return f"{capital('; '.join(map(wait_text, others)))}."
 
 
-def finding(rows: Sequence[RankRow]) -> str:
+def mismatching(calls: Sequence[RankRow]) -> list[int]:
+    """Return the ranks whose call is not that of most; all of them where there is no majority."""
+    groups = waiting_groups(calls)
+    if len(groups) > 1 and len(groups[0]) > len(groups[1]):
+        groups = groups[1:]
+    return sorted(row.rank for group in groups for row in group)
+
+
+def mismatch_text(calls: Sequence[RankRow]) -> str:
+    """Return who called what and where: "rank 0 called all_reduce #1 (...) at train.py:7, ..."."""
+    parts = []
+    for group in waiting_groups(calls):
+        lines = " and ".join(dict.fromkeys(row.where for row in group if row.where))
+        who = _ranks([row.rank for row in group])
+        parts.append(f"{who} called {call_text(group[0])}" + (f" at {lines}" if lines else ""))
+    return ", ".join(parts)
+
+
+def finding(rows: Sequence[RankRow], calls: Sequence[RankRow] = ()) -> str:
     """Return in one sentence who stands apart from whom."""
+    if calls:
+        return f"The calls do not match: {mismatch_text(calls)}."
     odd, groups = odd_ones(rows), waiting_groups(rows)
     parts = [said(row).rstrip(".") for row in rows if row.rank in odd]
     rest = [[row for row in group if row.rank not in odd] for group in groups]
@@ -145,15 +172,16 @@ class Line:
     source: str
     odd: bool
     says: str
+    mark: str = ODD
 
     def as_state(self) -> dict[str, Any]:
         """Return the row as the script wants it."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def lines_of(rows: Sequence[RankRow]) -> list[Line]:
+def lines_of(rows: Sequence[RankRow], calls: Sequence[RankRow] = ()) -> list[Line]:
     """Return the rows as they are drawn."""
-    odd = odd_ones(rows)
+    odd = mismatching(calls) if calls else odd_ones(rows)
     return [
         Line(
             row.rank,
@@ -163,7 +191,15 @@ def lines_of(rows: Sequence[RankRow]) -> list[Line]:
             row.where,
             row.source,
             row.rank in odd,
-            f"{said(row)} {needs(rows, row.rank)}",
+            f"{said(row)} {_apart(row, rows, calls)}",
+            DIFFERS if calls else ODD,
         )
         for row in rows
     ]
+
+
+def _apart(row: RankRow, rows: Sequence[RankRow], calls: Sequence[RankRow]) -> str:
+    """Return what a rank stands against: the calls that do not match, or where others wait."""
+    if row.rank in [call.rank for call in calls]:
+        return f"{capital(mismatch_text(calls))}."
+    return needs(rows, row.rank)

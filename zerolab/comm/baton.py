@@ -172,7 +172,8 @@ class Baton:
         """Build the error of a run in which no rank can go on."""
         rows = self.rows()
         if any(row.state == "waiting" for row in rows) and _calls_differ(rows):
-            return MismatchError(deadlock.mismatch_text(rows), tuple(rows))
+            calls = tuple(row for row in rows if row.state == "waiting")
+            return MismatchError(deadlock.mismatch_text(rows), tuple(rows), calls)
         text = f"deadlock: {deadlock.explain(rows)}\n{deadlock.render(rows)}"
         return DeadlockError(text, tuple(rows))
 
@@ -183,7 +184,8 @@ class Baton:
         rows = self.rows()
         seat.state = "computing"
         called = {each: call.describe() for each, call in calls.items()}
-        self.verdict = MismatchError(deadlock.mismatch_text(rows, called), tuple(rows))
+        text, pair = deadlock.mismatch_text(rows, called), _called(calls)
+        self.verdict = MismatchError(text, tuple(rows), pair)
         return self.verdict
 
     def peer_error(self, rank: int) -> RankError:
@@ -282,7 +284,16 @@ def take_back() -> None:
 
 def _table_of(error: RankError) -> tuple:
     """Return the constructor arguments of an error beyond its message."""
-    return (getattr(error, "table", ()),)
+    extra = (getattr(error, name) for name in ("table", "calls") if hasattr(error, name))
+    return tuple(extra)
+
+
+def _called(calls: Mapping[int, Call]) -> tuple[RankRow, ...]:
+    """Return the calls of one slot as rows."""
+    return tuple(
+        deadlock.row(rank, "waiting", call.op, call.seq, call.describe(), 0.0, call.where)
+        for rank, call in sorted(calls.items())
+    )
 
 
 def _calls_differ(rows: list[RankRow]) -> bool:

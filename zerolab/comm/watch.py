@@ -302,7 +302,7 @@ def error_of(rank: int, states: States) -> DeadlockError:
 def mismatch(rank: int, differing: list[int], states: States) -> MismatchError:
     """Build the error for ranks that made different calls under one number."""
     mine = states[rank]
-    rows = []
+    rows, calls = [], []
     for other, state in states.items():
         call = state["calls"].get(mine["key"])
         if call is None or (other not in differing and other != rank):
@@ -311,7 +311,8 @@ def mismatch(rank: int, differing: list[int], states: States) -> MismatchError:
         _, words, op, where = call
         facts = (op, mine["seq"], words, state["seconds"], where)
         rows.append(deadlock.row(other, "waiting", *facts))
-    return MismatchError(deadlock.mismatch_text(rows), tuple(rows))
+        calls.append(rows[-1])
+    return MismatchError(deadlock.mismatch_text(rows), tuple(rows), tuple(calls))
 
 
 def _facts(call: Call) -> list[str]:

@@ -8,7 +8,7 @@ function drawRow(model, body, line, index) {
   row.tabIndex = index === Math.max(model.get("selected"), 0) ? 0 : -1;
   row.dataset.index = index;
   const rank = make("td", "zl-nowrap", row, String(line.rank));
-  if (line.odd) make("span", "zl-mark", rank, "odd one out");
+  if (line.odd) make("span", "zl-mark", rank, line.mark);
   make("td", "zl-nowrap", row, line.state);
   make("td", "", row, line.call);
   make("td", "zl-nowrap", row, line.since);
