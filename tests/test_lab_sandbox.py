@@ -63,6 +63,38 @@ def test_endless_wait_in_c_times_out(attempt):
     assert attempt("import time\ntime.sleep(1000)", seconds=1.0).outcome is Outcome.TIMEOUT
 
 
+def exchange_in_which(rank, does):
+    source = f"""
+def exchange(output, input):
+    import time
+    from zerolab import comm
+    if comm.get_rank() == {rank}:
+        {does}
+    comm.barrier()
+"""
+    namespace = {"__name__": "__main__"}
+    exec(compile(source, "cell.py", "exec"), namespace)
+    return namespace["exchange"]
+
+
+def test_rank_that_never_comes_back_is_named_with_what_each_rank_was_doing(sandbox):
+    answer = exchange_in_which(1, "while True: time.sleep(0.01)")
+    report = sandbox.run(exercise.find("2.2"), answer, 8.0)
+    assert report.outcome is Outcome.TIMEOUT and not report.usable
+    assert (report.rank, report.file, report.line) == (1, "cell.py", 6)
+    said, _, *ranks = report.message.splitlines()
+    assert said.startswith("It did not come back: after") and "rank 1 was still computing" in said
+    assert [line.split()[:2] for line in ranks[:2]] == [["0", "waiting"], ["1", "computing"]]
+    assert "barrier #0" in ranks[0] and "cell.py:7" in ranks[0] and "cell.py:6" in ranks[1]
+
+
+def test_rank_0_in_a_call_that_nothing_interrupts_is_named(sandbox):
+    answer = exchange_in_which(0, "time.sleep(1000)")
+    report = sandbox.run(exercise.find("2.2"), answer, 4.0)
+    assert report.outcome is Outcome.TIMEOUT and (report.rank, report.line) == (0, 6)
+    assert "Rank 0 sat in a call that nothing interrupts" in report.message
+
+
 def test_deadlock_is_named_with_its_table(attempt):
     body = "from zerolab import comm\nif rank == 1 and comm.get_world() == 'lockstep':\n"
     body += "    comm.barrier()\n" + RIGHT

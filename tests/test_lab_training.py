@@ -126,3 +126,14 @@ def test_world_size_is_four_or_the_number_of_gpus(monkeypatch):
     monkeypatch.setenv("ZEROLAB_WORLD", "nccl")
     monkeypatch.setattr(training.torch.cuda, "device_count", lambda: 2)
     assert lab.world_size() == 2
+
+
+def test_stopped_run_says_on_how_many_gpus_it_began(monkeypatch):
+    def lost(*_, **__):
+        raise RuntimeError("the ranks are gone")
+
+    monkeypatch.setattr(training.comm, "run", lost)  # no rank lives to hand anything in
+    run = train()
+    assert run.ranks == [] and not run.fits
+    assert run.card().heading == "stage 0 on 4 GPUs: stopped"
+    assert "the ranks are gone" in repr(run)

@@ -17,7 +17,6 @@ import faulthandler
 import io
 import os
 import pickle
-import re
 import selectors
 import signal
 import struct
@@ -28,13 +27,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
+from . import obituary
 from .outcome import Outcome, Report
 
 KEEP_OUTPUT = 2_000  # characters of what an answer printed that a card shows
-FLOOD = 64 * 2**20  # bytes of output after which the answer is stopped
 MEMORY_LIMIT = 3 * 2**30  # bytes of address space that a worker may add
 POLL_SECONDS = 0.05
-STACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +65,12 @@ def read_frame(pipe: IO[bytes]) -> Any:
 def evaluate_job(job: Job) -> dict[str, Any]:
     """Evaluate a job here and now; returns a `Report` as a dict."""
     from ..comm import travel
+    from . import evidence
     from . import exercise as exercises
     from .evaluate import evaluate
 
     os.environ["ZEROLAB_WORLD"] = job.world
+    evidence.allow(job.seconds)
     answer, _ = travel.unpack(job.answer)
     return asdict(evaluate(exercises.find(job.exercise), answer))
 
@@ -176,7 +176,7 @@ class Watch:
             return "done"
         if parent_spoke:  # it never speaks while it waits for an answer: the pipe has closed
             return "orphan"
-        if self.num_printed > FLOOD:
+        if self.num_printed > obituary.FLOOD:
             return "flood"
         if self.status is not None:
             return "died"  # in the round before; what it had written has been read since
@@ -202,33 +202,11 @@ class Watch:
         if reason == "done":
             data = pickle.loads(bytes(self.frame[8:]))
         else:
-            data = asdict(self._obituary(reason))
+            self.stack.seek(0)
+            stacks = self.stack.read().decode(errors="replace")
+            data = asdict(obituary.write(self.job, reason, self.status or 0, stacks))
         data["output"] = output_text(bytes(self.printed), self.num_printed)
         return data
-
-    def _obituary(self, reason: str) -> Report:
-        outcome = Outcome.EXCEPTION if reason == "died" else Outcome.TIMEOUT
-        message = {
-            "died": how_it_died(self.status or 0),
-            "flood": f"It was stopped after printing {FLOOD // 2**20} MiB without coming back.",
-            "timeout": f"It did not come back within {self.job.seconds:g} seconds.",
-        }[reason]
-        report = Report(self.job.exercise, outcome, message, usable=False)
-        self.stack.seek(0)
-        for found in STACK_FRAME.finditer(self.stack.read().decode(errors="replace")):
-            if found["file"] == self.job.file:
-                report.file, report.line = found["file"], int(found["line"])
-                break
-        return report
-
-
-def how_it_died(status: int) -> str:
-    """Say how a process ended that sent no report."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"It ended its whole process (exit code {code}); a function must return."
-    name = signal.Signals(-code).name
-    return f"It crashed its process ({name}), as reading memory that is gone does."
 
 
 def output_text(printed: bytes, num_printed: int) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ..comm import RunTimeoutError
+from ..comm import RunTimeoutError, source
 from ..errors import DeadlockError
+from ..records import RankRow
 from . import evidence, plug
 from .exercise import Exercise, Mutant
 from .outcome import Outcome, Report, Skipped, Wrong
@@ -39,7 +40,7 @@ VERDICTS = (
 )
 OTHERWISE = Outcome.EXCEPTION
 UNUSABLE = (ReferenceCalled, NotImplementedError, RunTimeoutError)
-SAY_IT_THEMSELVES = (Wrong, Skipped, DeadlockError, RunTimeoutError, *MEMORY)
+SAY_IT_THEMSELVES = (Wrong, Skipped, DeadlockError, *MEMORY)
 SAID_FOR = {
     "MemoryError": "The process ran out of memory.",
     "NotImplementedError": "Nothing here yet: replace the line that raises NotImplementedError.",
@@ -156,6 +157,9 @@ def explain(report: Report, error: BaseException, exercise: Exercise, call: str)
     if isinstance(error, Wrong):
         report.expected, report.observed = error.expected, error.observed
         report.rank = error.rank
+    elif isinstance(error, RunTimeoutError):
+        busy = [row.rank for row in _busy(error)]
+        report.rank = busy[0] if len(busy) == 1 else None
     elif report.outcome is OTHERWISE:
         found = RANK.search("\n".join(getattr(error, "__notes__", ())))
         report.rank = int(found["rank"]) if found else None
@@ -164,6 +168,8 @@ def explain(report: Report, error: BaseException, exercise: Exercise, call: str)
 def describe(error: BaseException, exercise: Exercise) -> str:
     """Say an exception in a sentence, with a word for those that say little themselves."""
     name, text = type(error).__name__, str(error)
+    if isinstance(error, RunTimeoutError):
+        return f"It did not come back: {text.removeprefix('timeout: ')}"
     if isinstance(error, SAY_IT_THEMSELVES):
         return text or SAID_FOR.get(name, name)
     if isinstance(error, ReferenceCalled):
@@ -189,6 +195,12 @@ def _verdict_on(error: BaseException, exercise: Exercise, answer: Any) -> BaseEx
     return error
 
 
+def _busy(error: BaseException) -> list[RankRow]:
+    """Return which ranks computed when a run was ended; one without a turn has no line."""
+    rows = error.table if isinstance(error, RunTimeoutError) else ()
+    return [row for row in rows if row.state == "computing" and row.where]
+
+
 def _locate(report: Report, error: BaseException, answer: Callable[..., Any]) -> None:
     """Note the last line of the learner's own code that the error passed through, on any rank."""
     files = {code.co_filename for code in plug.codes_of(answer)}
@@ -196,6 +208,9 @@ def _locate(report: Report, error: BaseException, answer: Callable[..., Any]) ->
     passed = [(frame.filename, frame.lineno or 0) for frame in frames]
     for note in getattr(error, "__notes__", ()):  # a rank process sends its traceback as text
         passed += [(found["file"], int(found["line"])) for found in FRAME.finditer(note)]
+    for row in _busy(error):  # it was stopped in its thread: the error passed through no frame
+        _, _, line = row.where.rpartition(":")
+        passed += [(f, int(line)) for f in files if source.short(f"{f}:{line}") == row.where]
     own = [(file, line) for file, line in passed if file in files]
     if own and report.outcome not in (Outcome.FAIL, Outcome.UNATTEMPTED, Outcome.SKIPPED):
         report.file, report.line = own[-1]

@@ -17,6 +17,7 @@ models and batches go to `home()`:
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +35,10 @@ TOLERANCE = 1e-5
 SIZES = (5, 3, 2)  # widths of the model: 5*3 + 3 + 3*2 + 2 = 26 parameters in 4 tensors
 OPTIMIZER = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 HANGING_SECONDS = 30.0  # of a run in rank processes, their start not counted
+STOPPING_SECONDS = 5.0  # to stop lockstep ranks and say where each was, before the check ends
 
 _worlds: set[str] = set()  # in which `run` has started rank processes since `forget_worlds`
+_ends_at: list[float] = []  # when lockstep ranks are stopped, by the clock that only goes forward
 
 
 # Ranks, in the world that ZEROLAB_WORLD names.
@@ -72,7 +75,7 @@ def run(
             f"It trains on {world_size} GPUs and this machine has {gpus}: "
             "ZEROLAB_WORLD=gloo checks it on processes."
         )
-    hanging = None
+    hanging = _seconds_left()
     if chosen != "lockstep":
         _worlds.add(chosen)
         hanging = HANGING_SECONDS
@@ -85,6 +88,19 @@ def home() -> torch.device:
     if comm.get_world() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def allow(seconds: float) -> None:
+    """Give the ranks of this process so much time: then the check says where each of them was.
+
+    Never called where a learner may stop at a breakpoint.
+    """
+    _ends_at[:] = [time.monotonic() + seconds - min(STOPPING_SECONDS, seconds / 2)]
+
+
+def _seconds_left() -> float | None:
+    """Return how long lockstep ranks may still run, None for as long as they like."""
+    return max(round(_ends_at[0] - time.monotonic(), 1), 0.1) if _ends_at else None
 
 
 def forget_worlds() -> None:

@@ -128,6 +128,7 @@ class Training:
     ranks: list[Rank]
     error: Exception | None
     running: str = ""  # whose code it ran on
+    world_size: int = 0  # how many ranks began; those that a failure ended hand nothing in
 
     @property
     def fits(self) -> bool:
@@ -160,7 +161,8 @@ class Training:
     def card(self) -> cards.Card:
         """Return the outcome as a card."""
         limit = f" of {device.format_bytes(self.capacity)}" if self.capacity else ""
-        heading = f"stage {self.job.stage} on {len(self.ranks)} GPUs{limit}"
+        count = self.world_size or len(self.ranks)
+        heading = f"stage {self.job.stage} on {count} GPU{'s' * (count != 1)}{limit}"
         if self.error is not None:
             kind = type(self.error)
             home = "torch." if kind is torch.OutOfMemoryError else ""
@@ -268,9 +270,9 @@ def _run(job: Job, capacity: int | None, started: Callable[[live.Started], None]
             started(news)
 
     error: Exception | None = None
-    ran_on = whose.of_training()
+    ran_on, count = whose.of_training(), world_size()
     try:
-        comm.run(train_rank, world_size(), gpu_memory=capacity, args=(job,), on_report=receive)
+        comm.run(train_rank, count, gpu_memory=capacity, args=(job,), on_report=receive)
     except Exception as failure:
         error = failure.with_traceback(None)  # its frames hold the tensors of the run
-    return Training(job, capacity, [ranks[rank] for rank in sorted(ranks)], error, ran_on)
+    return Training(job, capacity, [ranks[rank] for rank in sorted(ranks)], error, ran_on, count)
