@@ -9,7 +9,7 @@ from picture_runs import MIB, a_step, call, event
 from zerolab import lab
 from zerolab.records import Mark, Records
 from zerolab_widgets import StepTimeline, lanes
-from zerolab_widgets.runs import Run
+from zerolab_widgets.runs import Run, run_of
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,9 @@ def pieces(step, lane):
 def test_compute_lane_is_the_phases_in_milliseconds():
     assert pieces(step_of(), "compute") == [
         ("forward", 100, 400),
-        ("backward", 400, 800),
-        ("step", 800, 1000),
+        ("backward", 400, 700),  # then it waits
+        ("step", 800, 850),
+        ("step", 950, 1000),
     ]
 
 
@@ -52,11 +53,47 @@ def test_copies_are_casts_until_the_next_event():
     assert pieces(step_of(), "copies") == [("copy", 550, 800)]
 
 
-def test_in_lockstep_hidden_means_that_the_rank_did_something_meanwhile():
-    step = step_of("lockstep")
+def in_turns():
+    """A lockstep step by hand: one bucket goes while backward computes, the last after it.
+
+    bucket 1   0.35 to 0.75   a matrix product comes between: hidden
+    bucket 0   0.50 to 0.80   memory is let go and asked for, the first bucket is cast: exposed
+    gather     0.85 to 0.95   nothing at all: exposed
+    """
+    did = [(0.1, "forward", "aten.mm"), (0.3, "backward", "aten.mm"), (0.4, "backward", "aten.mm"),
+           (0.55, "backward", "free"), (0.6, "backward", "aten.new_empty"),
+           (0.65, "backward", "aten._to_copy"), (0.82, "step", "aten.add")]  # fmt: skip
+    memory = [event(time, MIB, 0, "temp", i, phase, op) for i, (time, phase, op) in enumerate(did)]
+    calls = [
+        call(0.35, "reduce_scatter", 0.75, seq=0),
+        call(0.5, "reduce_scatter", 0.8, seq=1),
+        call(0.85, "all_gather", 0.95, seq=2, phase="step"),
+    ]
+    ends = [Mark(0.0, "init_done", 0, {}, 0), Mark(1.0, "step_end", 0, {}, 0)]
+    return Records(0, 2, memory, calls, ends, world="lockstep")
+
+
+def test_in_lockstep_hidden_means_that_the_rank_computed_meanwhile():
+    step = lanes.rank_step("rank 0", lanes.windows_of(Run([in_turns()]))[0][0])
     found = [p.what for p in step.pieces if p.lane == "communication"]
-    assert found == ["hidden", "control", "exposed"]
-    assert step.exposed == 0.0 and (step.calls, step.exposed_calls) == (2, 1)
+    assert found == ["hidden", "exposed", "exposed"]
+    assert step.exposed == 0.0 and (step.calls, step.exposed_calls) == (3, 2)
+
+
+def test_in_lockstep_nothing_is_computed_while_the_last_bucket_travels():
+    # On the axis 1 is an event or a turn: 0.1 0.3 (0.35) 0.4 (0.5) .. (0.8) 0.82 (0.85) (0.95)
+    step = lanes.rank_step("rank 0", lanes.windows_of(Run([in_turns()]))[0][0])
+    last = next(p for p in step.pieces if p.what == "exposed")
+    backward = [p for p in step.pieces if p.what == "backward"]
+    assert (last.start, last.end) == (5.0, 10.0)
+    assert [(p.start, p.end) for p in backward] == [(1.0, 5.0)]
+
+
+def test_last_bucket_of_a_real_step_is_exposed(trained):
+    step = lanes.rank_step("rank 0", lanes.windows_of(run_of(trained))[-1][0])
+    sent = [p for p in step.pieces if p.text.startswith("reduce_scatter")]
+    assert {p.what for p in sent[:-1]} == {"hidden"} and sent[-1].what == "exposed"
+    assert "root/0" in sent[-1].text
 
 
 def test_lockstep_axis_is_order():
@@ -93,7 +130,7 @@ def test_finding_says_how_much_is_exposed_and_in_which_sense():
     timed = StepTimeline([a_step(0), a_step(1)]).finding
     assert "rank 0 waits longest, 200.0 of 1000.0 ms (20 %) are exposed communication" in timed
     ordered = StepTimeline([a_step(0, "lockstep"), a_step(1, "lockstep")]).finding
-    assert "of 2 data collectives of rank 0, 1 are on their way while it computes, 1 are" in ordered
+    assert "of 2 data collectives of rank 0, 0 are on their way while it computes, 2 are" in ordered
     assert "this is order, not time" in ordered
     assert "No step has ended" in StepTimeline([Records()]).finding
 

@@ -10,7 +10,7 @@ each picture comes after its data:
     rounds messages collective_steps   2   a collective, step by step
     stuck deadlock_table               2   the rows of a run that cannot go on
     pulse live_dashboard               3   bars, losses, communication, while a run goes on
-    lanes step_timeline                3   compute, communication and copies of a step
+    windows lanes step_timeline        3   compute, communication and copies of a step
     engine_map                         3   functions by module and moment, the learner's lit
     layouts shard_map                  4   flat buffers, padding, owners
     lifecycle unit_lifecycle           6   where the parameters of every unit are

@@ -2,31 +2,31 @@
 
 Owns no state. A step lies between two marks "step_end". The lanes of a rank:
 
-    compute         the phases of the step, from what the rank recorded in them
+    compute         the phases of the step, without the time in which the rank only waited
     communication   each collective from its call until `wait` returned; hidden while the rank
                     computed, exposed while it did nothing else
     copies          casts and clones
 
-Processes have clocks, so their axis is time. Lockstep ranks run one at a time: their axis is
-order, counted in events of the rank itself, and a collective is hidden when the rank recorded
-something of its own between the call and its end.
+A `Window` says where on the axis, time or order, something lies, and whether a call of lockstep
+ranks is hidden.
 """
 
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from zerolab.records import CollectiveEvent, Records
+from zerolab.records import CollectiveEvent
 
 from .bars import mib
-from .runs import Run
+from .windows import COPY_OPS, Window, windows_of
 
 STATE_BYTES = 20_000  # of JSON
 MOST_PIECES = 160  # of a lane
-COPY_OPS = ("aten._to_copy", "aten.clone", "aten.copy_")
 LANES = ("compute", "communication", "copies")
+
+__all__ = ["LANES", "Piece", "RankStep", "as_state", "finding", "rank_step", "windows_of"]
 
 
 @dataclass(frozen=True)
@@ -40,84 +40,6 @@ class Piece:
     text: str
     nbytes: int = 0
     row: int = 0  # within the lane: what overlaps lies in different rows
-
-
-@dataclass
-class Window:
-    """One step of one rank, and the times at which it recorded anything."""
-
-    start: float
-    end: float
-    times: list[float]  # of its memory events, all of the run
-    phases: list[str]
-    ops: list[str]
-    calls: list[CollectiveEvent]  # of this step
-    in_order: bool
-
-    def __post_init__(self) -> None:
-        """Sort the moments at which calls began and ended."""
-        ends = [call.ended for call in self.calls if call.ended]
-        self._turns = sorted([*(call.time for call in self.calls), *ends])
-        self._weight = max((self._memory_until(self.end) or 1) / 150, 1.0)
-
-    def _memory_until(self, time: float) -> int:
-        return bisect_left(self.times, time) - bisect_right(self.times, self.start)
-
-    def place(self, time: float) -> float:
-        """Return where a time lies on the axis: milliseconds, or events so far."""
-        time = min(max(time, self.start), self.end)
-        if not self.in_order:
-            return 1000 * (time - self.start)
-        return self._memory_until(time) + self._weight * bisect_right(self._turns, time)
-
-    def own_events(self, call: CollectiveEvent) -> int:
-        """Return how much the rank recorded between a call and its end."""
-        return bisect_left(self.times, self.end_of(call)) - bisect_right(self.times, call.time)
-
-    def end_of(self, call: CollectiveEvent) -> float:
-        """Return when a call ended; one that nobody waited for lasts to the end of the step."""
-        return call.ended or self.end
-
-
-def steps_of(records: Records) -> list[tuple[float, float]]:
-    """Return when each step of a rank began and ended."""
-    ends = [mark.time for mark in records.marks if mark.name == "step_end"]
-    begin = next((mark.time for mark in records.marks if mark.name == "init_done"), 0.0)
-    return list(zip([begin, *ends], ends, strict=False))
-
-
-@dataclass(frozen=True)
-class _Told:
-    """The records of one rank, read once for all steps."""
-
-    steps: list[tuple[float, float]]
-    times: list[float]
-    phases: list[str]
-    ops: list[str]
-    calls: Sequence[CollectiveEvent]
-
-    def window(self, step: int, in_order: bool) -> Window:
-        start, end = self.steps[step]
-        calls = _within(self.calls, start, end)
-        return Window(start, end, self.times, self.phases, self.ops, calls, in_order)
-
-
-def windows_of(run: Run) -> list[list[Window]]:
-    """Return step by step the window of every rank; only steps that all ranks have ended."""
-    ranks = [_told(records) for records in run.ranks]
-    count = min((len(rank.steps) for rank in ranks), default=0)
-    return [[rank.window(step, run.in_order_only) for rank in ranks] for step in range(count)]
-
-
-def _told(records: Records) -> _Told:
-    events = list(records.memory)
-    times = [event.time for event in events]
-    phases, ops = [event.phase for event in events], [event.op for event in events]
-    return _Told(steps_of(records), times, phases, ops, records.collectives)
-
-
-def _within(calls: Sequence[CollectiveEvent], start: float, end: float) -> list[CollectiveEvent]:
-    return [call for call in calls if start < call.time <= end]
 
 
 def compute_pieces(window: Window) -> list[Piece]:
@@ -134,6 +56,22 @@ def compute_pieces(window: Window) -> list[Piece]:
         for (time, phase), end in zip(starts, ends, strict=True)
         if phase != "idle"
     ]
+
+
+def without_waiting(pieces: Sequence[Piece], waits: Sequence[Piece]) -> list[Piece]:
+    """Return pieces of computing with the stretches cut out in which the rank only waited."""
+    for wait in waits:
+        parts = [
+            replace(piece, start=start, end=end)
+            for piece in pieces
+            for start, end in (
+                (piece.start, min(piece.end, wait.start)),
+                (max(piece.start, wait.end), piece.end),
+            )
+            if end > start
+        ]
+        pieces = parts
+    return list(pieces)
 
 
 def communication_pieces(window: Window) -> list[Piece]:
@@ -157,7 +95,7 @@ def _parts(
     if call.purpose == "control":
         return [("control", start, end)]
     if window.in_order:
-        return [("hidden" if window.own_events(call) else "exposed", start, end)]
+        return [("hidden" if window.computes_during(call) else "exposed", start, end)]
     exposed_from = max(start, end - 1000 * call.blocked)
     parts = [("hidden", start, exposed_from), ("exposed", exposed_from, end)]
     return [part for part in parts if part[2] > part[1]]
@@ -220,7 +158,10 @@ class RankStep:
 def rank_step(label: str, window: Window) -> RankStep:
     """Return what one rank did in a step."""
     data = [call for call in window.calls if call.purpose == "data"]
-    pieces = [*compute_pieces(window), *communication_pieces(window), *copy_pieces(window)]
+    travel = communication_pieces(window)
+    waits = [piece for piece in travel if piece.what == "exposed"]
+    compute = without_waiting(compute_pieces(window), waits)
+    pieces = [*compute, *travel, *copy_pieces(window)]
     exposed = 0.0 if window.in_order else 1000 * sum(call.blocked for call in data)
     return RankStep(
         label,
@@ -235,7 +176,7 @@ def rank_step(label: str, window: Window) -> RankStep:
 
 def _is_exposed(window: Window, call: CollectiveEvent) -> bool:
     if window.in_order:
-        return not window.own_events(call)
+        return not window.computes_during(call)
     return call.blocked > 0.5 * (window.end_of(call) - call.time)
 
 
