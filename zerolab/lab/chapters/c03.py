@@ -94,6 +94,8 @@ EXERCISES = (
             moments.forgets_who_has_come,
             moments.forgets_that_it_was_used,
             moments.keeps_16_bits,
+            moments.calls_it_filling,
+            moments.forgets_the_state,
         ),
         hunted=(
             "forgets_that_it_was_used",
@@ -133,12 +135,12 @@ EXERCISES = (
         difficulty=3,
         check=c03_moments.check_finish_backward,
         hints=(
-            "Four things, in this order: send the rest, wait, send the latecomers and wait again, "
-            "empty what has arrived. Which of them also happen where nothing is reduced?",
+            "Three things, in this order: send the rest, wait, empty what has arrived. Which of "
+            "them also happen where nothing is reduced?",
             "The rest is `stage.trainable[stage.next_launch :]`, whatever it holds: a collective "
             "that one rank leaves out stops all others.",
-            "After `stage.receive_all()`, a bucket in state FILLING has a gradient that was not "
-            "sent: `stage.launch(bucket)` sends it.",
+            "An `if stage.reducing:` around a loop with `stage.launch(bucket)` and one "
+            "`stage.receive_all()`; below it, for all buckets, `bucket.arrived.clear()`.",
         ),
         mutants=_mutants(
             moments.sends_only_what_it_used,
@@ -146,7 +148,8 @@ EXERCISES = (
             moments.forgets_to_empty,
             moments.reduces_in_every_micro_step,
             moments.sends_everything_again,
-            moments.forgets_the_latecomers,
+            moments.sends_the_latecomers_alone,
+            moments.drops_the_latecomers,
         ),
     ),
     Exercise(

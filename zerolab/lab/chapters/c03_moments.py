@@ -177,15 +177,34 @@ def check_collect(answer: Function) -> Iterator[str]:
     yield "each bucket leaves as soon as its last gradient is there"
     check_grads(ranks, runs.Case())
     yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
-    case = runs.Case(accum=2)
+    case = runs.Case(accum=2, reuse=True)
     ranks = runs.watch(case)
     check_grads(ranks, case)
     _check_waiting(ranks)
     yield "two micro-steps: the second gradient is added to the first"
+    _check_states(ranks)
+    yield "a bucket is FILLING with its first gradient, and stays IN_FLIGHT while it travels"
     _check_held(runs.watch(runs.Case(dtype="bf16")), 4 * runs.PADDED * runs.NUM_LAYERS)
     yield "bf16 gradients wait in fp32 where that is asked for: bytes held"
     _check_sparse()
     yield "a sparse gradient of an embedding finds its place"
+
+
+def _check_states(ranks: Ranks) -> None:
+    for rank, steps in enumerate(ranks):
+        for number, step in enumerate(steps):
+            for one in step.astray:
+                late = one.expected == "in flight"
+                when = "while its mean was on its way" if late else "and it has not been sent"
+                until = "`receive` has the mean" if late else "it is sent"
+                raise Wrong(
+                    f"Step {number}: bucket {one.bucket} has got a gradient {when}, and its state "
+                    f"is now {one.found}. It is {one.expected} until {until}.",
+                    expected=one.expected,
+                    observed=one.found,
+                    call="collect(bucket, position, dtype, kind)",
+                    rank=rank,
+                )
 
 
 def _sparse() -> tuple[torch.Tensor, torch.Tensor]:
@@ -254,7 +273,7 @@ def check_finish_backward(answer: Function) -> Iterator[str]:
     case = runs.Case(reuse=True)
     ranks = runs.watch(case)
     check_grads(ranks, case)
-    yield "a gradient that came after its bucket had left is sent as well"
+    yield "a gradient that came on rank 1 after its bucket had left waits for the next round"
 
 
 # 3.6 receive
@@ -281,7 +300,7 @@ def check_receive(answer: Function) -> Iterator[str]:
     yield "reduced in every micro-step, the means add up"
     case = runs.Case(reuse=True)
     check_grads(runs.watch(case), case)
-    yield "a bucket that has got a gradient meanwhile is sent once more"
+    yield "a bucket that has got a gradient meanwhile is FILLING, and is sent once more"
     case = runs.Case(travel="bf16")
     _check_held(runs.watch(case), 4 * runs.PADDED * runs.NUM_LAYERS)
     yield "means that have travelled in bf16 are kept in fp32: bytes held"

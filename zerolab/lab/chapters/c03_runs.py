@@ -8,7 +8,7 @@ looks at it from inside backward. `alone` and `share_alone` are plain torch in o
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ... import comm, device, engine
+from ... import comm, ddp, device, engine, precision
+from ...bucket import Bucket, GradState
 from ...errors import DeadlockError
 from ...two_layers import data_parallel
 from .. import evidence, training
@@ -34,7 +35,10 @@ class Crossing(nn.Module):
     """Five layers; ranks part in the middle and meet again."""
 
     def __init__(self, *, reuse: bool) -> None:
-        """Make the layers, the same each time; `reuse`: the left one comes twice, nobody parts."""
+        """Make the layers, the same each time.
+
+        `reuse`: nobody parts, but rank 1 comes to the left layer a second time.
+        """
         super().__init__()
         torch.manual_seed(11)
         self.reuse = reuse
@@ -48,9 +52,9 @@ class Crossing(nn.Module):
         crossed = rank % 2 == 1 and not self.reuse
         for layer in (self.right, self.left) if crossed else (self.left, self.right):
             hidden = torch.tanh(layer(hidden))
-        if self.reuse:  # a backward of its own inside backward: its gradients come separately
-            hidden = checkpoint(self.left, hidden, use_reentrant=True)
         if rank == 1:
+            if self.reuse:  # a backward of its own inside backward: its gradients come separately
+                hidden = checkpoint(self.left, hidden, use_reentrant=True)
             hidden = hidden + torch.tanh(self.rare(hidden))
         return self.last(hidden)
 
@@ -89,6 +93,15 @@ class Case:
         return config
 
 
+@dataclass(frozen=True, slots=True)
+class Astray:
+    """A bucket whose state was not what it must be, right after one of its gradients."""
+
+    bucket: str
+    expected: str
+    found: str
+
+
 @dataclass(slots=True)
 class Step:
     """What one rank showed in one step, after its last backward and before the update."""
@@ -103,6 +116,7 @@ class Step:
     moved: int = 0
     held: dict[str, int] = field(default_factory=dict)  # bytes by kind
     waiting: int = 0  # bytes of gradients after the first of two micro-steps
+    astray: tuple[Astray, ...] = ()  # buckets whose state was wrong when a gradient had been taken
 
 
 def hunted(world_size: int) -> str:
@@ -156,7 +170,7 @@ def _watched(case: Case) -> list[Step]:
     model = Crossing(reuse=case.reuse).to(home)
     log = _Log(model)
     trainer, *_ = engine.initialize(model=model, config=case.config())
-    log.stage = trainer.sharding
+    log.follow(trainer.sharding)
     dtype = torch.bfloat16 if case.dtype == "bf16" else torch.float32
     for number in range(STEPS):
         first_call, waiting = len(comm.records().collectives), 0
@@ -168,8 +182,11 @@ def _watched(case: Case) -> list[Step]:
             if micro < case.accum - 1:
                 waiting = _held_as("grad")
                 trainer.step()
+        late = precision.late_anywhere(trainer.sharding.trainable)
+        if late:
+            trainer.sharding.send_again(late)
         steps.append(_look(trainer, log, first_call))
-        steps[-1].waiting = waiting
+        steps[-1].waiting, steps[-1].astray = waiting, tuple(log.astray)
         if None in steps[-1].grads.values():
             break
         trainer.step()
@@ -187,11 +204,21 @@ class _Log:
         self.before = 0
         self.sent: dict[str, int] = {}
         self.under_way: dict[str, int] = {}
+        self.astray: list[Astray] = []
         self.hooks = []
+        self.model = model
         for name, param in model.named_parameters():
             layer = name.partition(".")[0]
             hook = param.register_post_accumulate_grad_hook(lambda _, at=layer: self.note(at))
             self.hooks.append(hook)
+
+    def follow(self, stage: ddp.DDP) -> None:
+        """Hook every parameter once more, after the engine did: to see what it made of it."""
+        self.stage = stage
+        for bucket in stage.trainable:
+            for slot in bucket.slots:
+                hook = slot.param.register_post_accumulate_grad_hook(partial(self.taken, bucket))
+                self.hooks.append(hook)
 
     def begin(self) -> None:
         """Begin a micro-step."""
@@ -202,6 +229,14 @@ class _Log:
         """A gradient of this layer is there, and the engine has not seen it yet."""
         self.sent.setdefault(layer, num_reductions() - self.before)
         self.under_way.setdefault(layer, len(self.stage.in_flight))
+
+    def taken(self, bucket: Bucket, _: torch.Tensor) -> None:
+        """Compare the state of a bucket that has just got a gradient with what it does."""
+        flying = any(other is bucket for other in self.stage.in_flight)
+        expected = GradState.IN_FLIGHT if flying else GradState.FILLING
+        if bucket.state is not expected and bucket.fresh is not None:
+            found = getattr(bucket.state, "value", str(bucket.state))
+            self.astray.append(Astray(bucket.name, expected.value, found))
 
     def close(self) -> None:
         """Take the hooks out again."""

@@ -129,6 +129,33 @@ def keeps_16_bits(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) 
         bucket.state = GradState.FILLING
 
 
+def calls_it_filling(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """A late gradient stops no collective: until its mean is there the bucket is on its way."""
+    _taken(bucket, position, dtype, kind)
+    bucket.state = GradState.FILLING
+
+
+def forgets_the_state(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """A bucket that has gradients and is EMPTY all the same tells whoever asks that it has none."""
+    _taken(bucket, position, dtype, kind)
+
+
+def _taken(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """Do all of it but the state."""
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    target = flat.view(bucket.fresh, slot.offset, slot.shape)
+    dense = grad.to_dense() if grad.is_sparse else grad
+    target.add_(dense) if position in bucket.filled else target.copy_(dense)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+
+
 # 3.4 post_backward
 
 
@@ -196,11 +223,6 @@ def _send(stage: Any, buckets: list[Bucket]) -> None:
     stage.receive_all()
 
 
-def _latecomers(stage: Any) -> list[Bucket]:
-    late = [bucket for bucket in stage.trainable if bucket.state is GradState.FILLING]
-    return late if stage.reducing else []
-
-
 def _empty(stage: Any) -> None:
     for bucket in stage.trainable:
         bucket.arrived.clear()
@@ -209,7 +231,6 @@ def _empty(stage: Any) -> None:
 def sends_only_what_it_used(stage: Any) -> None:
     """Rank 1 has gradients that rank 0 does not: it sends, nobody answers, and all ranks stop."""
     _send(stage, [bucket for bucket in _rest(stage) if bucket.filled])
-    _send(stage, _latecomers(stage))
     _empty(stage)
 
 
@@ -223,7 +244,6 @@ def forgets_to_wait(stage: Any) -> None:
 def forgets_to_empty(stage: Any) -> None:
     """What has arrived is a matter of one backward: else every bucket is complete in the next."""
     _send(stage, _rest(stage))
-    _send(stage, _latecomers(stage))
 
 
 def reduces_in_every_micro_step(stage: Any) -> None:
@@ -238,9 +258,19 @@ def sends_everything_again(stage: Any) -> None:
     _empty(stage)
 
 
-def forgets_the_latecomers(stage: Any) -> None:
-    """A parameter that is used twice can get a gradient after its bucket has left: send it too."""
+def sends_the_latecomers_alone(stage: Any) -> None:
+    """Only this rank knows that a gradient came late: a bucket it sends again finds no answer."""
     _send(stage, _rest(stage))
+    _send(stage, [bucket for bucket in stage.trainable if bucket.fresh is not None])
+    _empty(stage)
+
+
+def drops_the_latecomers(stage: Any) -> None:
+    """Empty `arrived`, no more: what lies in `fresh` now came late and has not been sent."""
+    _send(stage, _rest(stage))
+    for bucket in stage.trainable if stage.reducing else []:
+        bucket.fresh = None
+        bucket.state = GradState.REDUCED
     _empty(stage)
 
 

@@ -148,6 +148,7 @@ EXERCISES = (
                     c04_mutants.steps_what_nobody_used,
                     c04_mutants.forgets_the_factor,
                     c04_mutants.holds_on_to_the_views,
+                    c04_mutants.forgets_the_state,
                 ),
             )
         ),

@@ -254,6 +254,8 @@ def check_step_bucket(answer: Function) -> Iterator[str]:
     _check_idle(ranks, call)
     yield "the layer that nobody used has not moved: no decay, no averages"
     yield stage_runs.same_weights(plan, ranks, call)
+    _check_states(ranks, call)
+    yield "and every bucket is empty again, ready for the next backward"
     clipped = Plan(1, 3, optimizer="SGD", clipping=0.05)
     yield stage_runs.same_weights(clipped, stage_runs.run(clipped), call)
     for dtype in ("fp32", "bf16"):
@@ -280,6 +282,21 @@ def _check_idle(ranks: list[Shown], call: str) -> None:
                 "`unused`.",
                 expected="the same values",
                 observed=f"{moved:.2g} off",
+                rank=shown.rank,
+                call=call,
+            )
+
+
+def _check_states(ranks: list[Shown], call: str) -> None:
+    for shown in ranks:
+        others = {name: state for name, state in shown.states.items() if state != "empty"}
+        if others:
+            said = ", ".join(f"{name} is {state}" for name, state in others.items())
+            raise Wrong(
+                f"After the step of rank {shown.rank} bucket {said}: its gradients are used up, "
+                "so it is GradState.EMPTY, and the next backward may fill it.",
+                expected="empty",
+                observed=said,
                 rank=shown.rank,
                 call=call,
             )

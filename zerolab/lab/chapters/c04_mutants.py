@@ -332,6 +332,17 @@ def holds_on_to_the_views(
     bucket.state = GradState.EMPTY
 
 
+def forgets_the_state(
+    bucket: Bucket, groups: BucketGroups, unused: set[int], factor: torch.Tensor | None = None
+) -> None:
+    """The gradients have gone and the bucket still says that they are there: REDUCED, not EMPTY."""
+    _hand_out(bucket, _as_wide(bucket, factor), unused)
+    groups.step(bucket)
+    for segment in bucket.segments:
+        segment.param.grad = None
+    bucket.reduced = None
+
+
 # 4.6 Zero1
 
 

@@ -35,6 +35,7 @@ class Page:
     optimizer: str = "AdamW"
     accum_steps: int = 1
     deep: bool = False
+    steps: int = STEPS
 
     def model(self) -> nn.Module:
         """Return the model, the same numbers each time."""
@@ -81,7 +82,7 @@ def _train(page: Page) -> Blank:
     given: list[int] = []
 
     def steps() -> Iterator[list[Pair]]:
-        for step in range(STEPS):
+        for step in range(page.steps):
             held.append(gpu.allocated_bytes)
             first = step * page.accum_steps
             with device.paused():
@@ -103,7 +104,7 @@ def _train(page: Page) -> Blank:
     moved: dict[str, int] = {}
     for event in comm.records().collectives:
         moved[event.op] = moved.get(event.op, 0) + event.elements
-    moved = {op: round(elements / STEPS) for op, elements in moved.items()}
+    moved = {op: round(elements / page.steps) for op, elements in moved.items()}
     return Blank(comm.get_rank(), evidence.weights_of(model), held, peaks, sum(given), moved)
 
 
@@ -121,7 +122,7 @@ def alone(page: Page) -> torch.Tensor:
     """Train in one process with torch alone, on the micro-batches of all ranks."""
     model = page.model()
     optimizer = page.make_optimizer(list(model.parameters()))
-    for step in range(STEPS):
+    for step in range(page.steps):
         numbers = range(step * page.accum_steps, (step + 1) * page.accum_steps)
         pairs = [page.batch(rank, n) for n in numbers for rank in range(page.world_size)]
         optimizer.zero_grad()
@@ -133,33 +134,34 @@ def alone(page: Page) -> torch.Tensor:
 
 def check_train_sharded_gradients(answer: Function) -> Iterator[str]:
     """Weights with and without accumulation, traffic, and the peak of a deep model."""
-    for page in (Page(3), Page(4, "SGD"), Page(3, accum_steps=2)):
-        _check_weights(page, run(page))
-        yield f"{page.describe()}: after {STEPS} steps the weights of one process"
-    page = Page(4, accum_steps=3)
+    page = Page(4)
+    yield _check_weights(page, run(page))
+    page = Page(3, "SGD", accum_steps=3)
     ranks = run(page)
+    yield _check_weights(page, ranks)
     _check_traffic(page, ranks[0])
     said = ", ".join(f"{op} {elements}" for op, elements in ranks[0].moved.items())
     yield f"elements moved in a step of 3 micro-batches: {said}"
-    page = Page(4, deep=True)
+    page = Page(3, deep=True, steps=2)
     for shown in run(page):
         _check_peak(page, shown)
     yield f"bytes: {LAYERS} layers, and never more gradients than of two parameters and a slice"
 
 
-def _check_weights(page: Page, ranks: list[Blank]) -> None:
-    reference = alone(page)
+def _check_weights(page: Page, ranks: list[Blank]) -> str:
+    what, reference = f"{page.describe()}: after {page.steps} steps the weights", alone(page)
     for shown in ranks:
         apart = (shown.weights - reference).abs().max().item()
         if not apart <= TOLERANCE:
             raise Wrong(
-                f"{page.describe()}: after {STEPS} steps the weights are {apart:.3g} off those of "
-                "one process that saw the micro-batches of all ranks.",
+                f"{what} are {apart:.3g} off those of one process that saw the micro-batches of "
+                "all ranks.",
                 expected=f"at most {TOLERANCE:g}",
                 observed=f"{apart:.3g}",
                 rank=shown.rank,
                 call=CALL,
             )
+    return f"{what} of one process"
 
 
 def _check_traffic(page: Page, shown: Blank) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ... import bucket as buckets_
 from ... import comm, device, flat, turns
 from ...errors import UsageError
+from ...records import CollectiveEvent
 from ...two_layers import parameter_sharding
 from .. import evidence
 from ..outcome import Wrong
@@ -453,41 +454,47 @@ def check_turn(answer: Answer) -> Iterator[str]:
 
 
 class _Round:
-    """One unit of the calling rank, asked after every call of its `Turn`."""
+    """One unit of two buckets on the calling rank, asked after every call of its `Turn`."""
 
     def __init__(self) -> None:
-        self.bench = unit_runs.bench()
+        self.bench = unit_runs.bench(bucket_numel=16)  # a weight of 16, a bias of 4
         unit = self.bench.units[2]
-        self.turn, self.bucket = self.bench.stage.turns[unit], unit.buckets[0]
-        self.params = [slot.param for slot in self.bucket.slots]
+        self.turn, self.buckets = self.bench.stage.turns[unit], unit.buckets
+        self.nbytes = 4 * sum(bucket.padded_numel for bucket in unit.buckets)
         self.facts: Facts = {}
 
-    def after(self, what: str, state: turns.ShardState, gathers: int, whole: bool) -> None:
+    def after(self, what: str, state: turns.ShardState, times: int, whole: bool) -> None:
         """Note what must be and what is: the state, gathers so far, and bytes."""
-        calls = [e for e in comm.records().collectives if e.op == "all_gather"]
         found = getattr(self.turn.state, "value", self.turn.state)
-        expected = (state.value, gathers, whole * 4 * self.bucket.padded_numel)
-        observed = (found, len(calls), self.bench.gathered())
-        message = f"After {what}: state, gathers so far and bytes of full parameters are not these."
+        gathers = len(self.buckets) * times
+        expected = f"{state.value}, {gathers} gathers so far, {whole * self.nbytes} bytes"
+        observed = f"{found}, {len(self.gathers())} gathers so far, {self.bench.gathered()} bytes"
+        message = f"After {what} the unit of {len(self.buckets)} buckets is {observed} whole."
         self.facts[what] = (expected, observed, message)
+
+    def gathers(self) -> list[CollectiveEvent]:
+        """Return all gathers so far."""
+        return [e for e in comm.records().collectives if e.op == "all_gather"]
 
     def values(self, what: str) -> None:
         """Note whether the gather has ended, and the parameters are views of the buffer."""
         self.waited(what)
-        pairs = zip(self.params, self.bucket.views, strict=True)
+        places = [pair for b in self.buckets for pair in zip(b.slots, b.views, strict=True)]
+        lost = [slot.name for slot, view in places if slot.param.data_ptr() != view.data_ptr()]
         self.facts[f"{what}, views"] = (
-            "views",
-            "views" if all(p.data_ptr() == view.data_ptr() for p, view in pairs) else "no views",
-            f"After {what} the model's parameters are no views of the bucket: they still hold NaN.",
+            "views of the buckets",
+            f"no views: {', '.join(lost)}" if lost else "views of the buckets",
+            f"After {what} parameters are no views of their bucket: {', '.join(lost)} still hold "
+            "NaN.",
         )
 
     def waited(self, what: str) -> None:
         """Note whether all gathers have ended, and none is kept for later."""
-        gathers = [e for e in comm.records().collectives if e.op == "all_gather"]
+        flying = [event.label for event in self.gathers() if not event.ended > 0]
         self.facts[f"{what}, waited"] = (
             "all waited for",
-            "all waited for" if all(e.ended > 0 for e in gathers) else "one still on its way",
-            f"After {what} there is a gather that nobody has waited for.",
+            f"on their way: {', '.join(flying)}" if flying else "all waited for",
+            f"After {what} nobody has waited for the gathers of {', '.join(flying)}.",
         )
         self.facts[f"{what}, works"] = (
             0,
@@ -515,17 +522,19 @@ def _on_rank_turn() -> Facts:
     turn.reshard()
     one.after("fetch and reshard", sharded, 2, False)
     one.waited("fetch and reshard")
-    one.bucket.shard.add_(1)
+    for bucket in one.buckets:
+        bucket.shard.add_(1)
     turn.unshard()
     one.after("unshard of new shards", whole, 3, True)
     if any(expected != observed for expected, observed, _ in one.facts.values()):
         return one.facts
-    start, stop = flat.shard_bounds(one.bucket.numel, RANKS, comm.get_rank())
-    one.facts["new"] = (
-        True,
-        torch.equal(one.bucket.flat_param[start:stop], one.bucket.shard),
-        "After the shards had changed the parameters have their old values.",
-    )
+    for bucket in one.buckets:
+        start, stop = flat.shard_bounds(bucket.numel, RANKS, comm.get_rank())
+        one.facts[f"new {bucket.name}"] = (
+            True,
+            torch.equal(bucket.flat_param[start:stop], bucket.shard),
+            f"After the shards had changed the parameters of {bucket.name} have their old values.",
+        )
     return one.facts
 
 
@@ -609,6 +618,7 @@ def check_zero3(answer: Answer) -> Iterator[str]:
     yield "order: the gather of the next block starts while one computes, in both directions"
     _check_times(plan, ranks, call, at_most=True)
     _check_live(plan, ranks, 2, call)
+    _check_freed(ranks, call)
     yield "order: a block is freed before the next but one comes; two whole at a time, beside root"
     _check_not_hasty(ranks, call)
     yield "order: in forward nobody waits for a gather before its unit's turn"
@@ -621,40 +631,39 @@ def check_zero3(answer: Answer) -> Iterator[str]:
     yield "bits: weights and losses are those of stage 0"
     _check_held(plan, ranks, psi, call)
     yield "bytes: parameters, gradients and averages are a third each"
-    for other in (Plan(3, 2, "tied", accum_steps=2), Plan(3, 2, prefetch=False)):
-        shown = trained(other, call)
-        yield unit_runs.same_weights(other, shown, call)
-    _check_live(other, shown, 1, call)
-    yield "without prefetch one block at a time"
     yield _check_persistent(call)
-    yield _check_kept(call)
     yield from _check_deep(call)
+    yield _check_kept(call)
     yield _check_held_open(call)
 
 
 def _check_persistent(call: str) -> str:
     """Train with biases that stay whole: they need the owners' new slices after every step."""
-    plan = Plan(3, RANKS, zero=(("stage3_param_persistence_threshold", 5),))
+    keys = (("stage3_param_persistence_threshold", 6),)
+    plan = Plan(3, 2, "tied", accum_steps=2, zero=keys)
     return unit_runs.same_weights(plan, trained(plan, call), call)
-
-
-def _check_kept(call: str) -> str:
-    """Train with units that may stay from forward to backward: one gather each."""
-    keys = (("stage3_max_live_parameters", 10**9), ("stage3_max_reuse_distance", 10**9))
-    plan, psi = Plan(3, RANKS, zero=keys), unit_runs.stack_numel(RANKS)
-    expected = {"all_gather": psi, "reduce_scatter": psi}
-    unit_runs.same_traffic(plan, trained(plan, call), expected, call)
-    return "units that `needed_again` keeps are gathered once a step"
 
 
 def _check_deep(call: str) -> Iterator[str]:
     """Train with blocks whose gradients come in two lots, and with such that run again."""
     psi = 3 * unit_runs.padded(unit_runs.DEEP_BLOCK, 2)
-    for model in ("deep", "recomputed"):
-        plan = Plan(3, 2, model)
+    for model, prefetch in (("deep", False), ("recomputed", True)):
+        plan = Plan(3, 2, model, prefetch=prefetch)
         ranks = trained(plan, call)
         unit_runs.same_traffic(plan, ranks, {"all_gather": 2 * psi, "reduce_scatter": psi}, call)
+        if not prefetch:
+            _check_live(plan, ranks, 1, call)
+            yield "without prefetch one block at a time"
         yield unit_runs.same_weights(plan, ranks, call)
+
+
+def _check_kept(call: str) -> str:
+    """Train with units that may stay from forward to backward: one gather each."""
+    keys = (("stage3_max_live_parameters", 10**9), ("stage3_max_reuse_distance", 10**9))
+    plan, psi = Plan(3, 2, "deep", zero=keys), 3 * unit_runs.padded(unit_runs.DEEP_BLOCK, 2)
+    expected = {"all_gather": psi, "reduce_scatter": psi}
+    unit_runs.same_traffic(plan, trained(plan, call), expected, call)
+    return "units that `needed_again` keeps are gathered once a step"
 
 
 def _check_held_open(call: str) -> str:
@@ -670,6 +679,29 @@ def _check_held_open(call: str) -> str:
                 call=call,
             )
     return "units that somebody holds during a step are new after it"
+
+
+def _check_freed(ranks: list[Shown], call: str) -> None:
+    """The last gradient frees its unit: not the end of backward, and not before it was taken."""
+    for shown in ranks:
+        if shown.left:
+            raise Wrong(
+                f"The last gradient has come, and {', '.join(shown.left)} was not freed by it: a "
+                "unit whose inputs need no gradient hears of its end from `grad_ready` alone.",
+                expected="every unit freed by the last of its gradients",
+                observed=f"whole at the end of backward: {', '.join(shown.left)}",
+                rank=shown.rank,
+                call=call,
+            )
+        if shown.rash:
+            raise Wrong(
+                f"{', '.join(shown.rash)} is freed before its last gradient has been taken and "
+                "sent: take the gradient as stage 2 does first, for which all ranks wait.",
+                expected="the reduction begins, then the unit is freed",
+                observed=f"freed first: {', '.join(shown.rash)}",
+                rank=shown.rank,
+                call=call,
+            )
 
 
 def _check_not_hasty(ranks: list[Shown], call: str) -> None:
@@ -712,7 +744,8 @@ def _check_live(plan: Plan, ranks: list[Shown], expected: int, call: str) -> Non
 
 def _where_most(story: tuple[str, ...]) -> str:
     """Say whether the most units are whole on the way out or on the way back."""
-    first = [event for event in story if event[1:] != "root"][: 2 * unit_runs.NUM_BLOCKS]
+    blocks = [event for event in story if event[1:] != "root"]
+    first = blocks[: 2 * len({event[1:] for event in blocks})]
     return " in forward" if _live_blocks(tuple(first)) == _live_blocks(story) else " in backward"
 
 
@@ -776,7 +809,7 @@ def _check_times(plan: Plan, ranks: list[Shown], call: str, *, at_most: bool = F
 
 
 def _check_bits(plan: Plan, ranks: list[Shown], call: str) -> None:
-    for shown, other in zip(ranks, unit_runs.run(Plan(0, plan.world_size)), strict=True):
+    for shown, other in zip(ranks, unit_runs.stage_0(plan.world_size), strict=True):
         different = int((shown.weights != other.weights).sum())
         if different or shown.losses != other.losses:
             raise Wrong(

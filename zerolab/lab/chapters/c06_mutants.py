@@ -239,6 +239,16 @@ MOMENT_TURN = (
             "        for bucket in self.buckets:\n            reshard",
         ),
     ),
+    rewritten(
+        TURN,
+        "keeps_the_last_work_only",
+        "A unit may have several buckets, and each of them a gather of its own. Whoever keeps one "
+        "work waits for one gather, and the others fill the parameters when they please.",
+        (
+            "                self.works.append(unshard_bucket(bucket))",
+            "                self.works = [unshard_bucket(bucket)]",
+        ),
+    ),
 )
 
 UNITS_AHEAD = (
@@ -368,6 +378,24 @@ MOMENT_ZERO3 = (
         (
             "        if self.done_with(unit):\n            self.reshard(unit)\n",
             "        self.done_with(unit)\n        self.reshard(unit)\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "hears_nothing_of_gradients",
+        "The gradients of its inputs tell that backward has left a unit. But the first unit's "
+        "inputs are data and need none: its parameters' gradients are all that it hears of.",
+        ("        self.post_backward_of(unit)\n", ""),
+    ),
+    rewritten(
+        ZERO3,
+        "frees_before_it_takes",
+        "A unit is done with when its last gradient has been taken, and that is what all other "
+        "ranks wait for: take and send it first, tidy up afterwards.",
+        ("        super().grad_ready(bucket, position)\n        unit", "        unit"),
+        (
+            "        self.post_backward_of(unit)\n",
+            "        self.post_backward_of(unit)\n        super().grad_ready(bucket, position)\n",
         ),
     ),
     rewritten(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ... import comm, device, engine
+from ... import comm, ddp, device, engine
 from ...records import CollectiveEvent, MemoryEvent
 from .. import evidence
 from ..outcome import Wrong
@@ -85,6 +85,7 @@ class Shown:
     ended: dict[str, int]  # bytes by kind after the last step
     most: dict[str, int]  # the most bytes of each kind within the last step
     events: list[CollectiveEvent]  # of the last step, control traffic left out
+    states: dict[str, str]  # of every bucket after the last step
     losses: list[float] = field(default_factory=list)
 
     def moved(self) -> dict[str, int]:
@@ -154,8 +155,14 @@ def _train(plan: Plan) -> Shown:
         dict(marks["step_end"]),
         most_by_kind(records.memory, first_block),
         [e for e in records.collectives[first_call:] if e.purpose == "data"],
+        states_of(trainer.sharding),
         losses,
     )
+
+
+def states_of(stage: ddp.DDP) -> dict[str, str]:
+    """Return the state of every bucket in a word."""
+    return {one.name: str(getattr(one.state, "value", one.state)) for one in stage.trainable}
 
 
 def most_by_kind(events: Sequence[MemoryEvent], first: int) -> dict[str, int]:

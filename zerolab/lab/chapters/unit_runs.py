@@ -8,6 +8,7 @@ the order in which units came (+) and went (-), read from the memory that appear
 `alone` is plain torch in one process on the batches of all ranks: the reference.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,9 +20,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ... import comm, device, engine, gathering, unit_sharding
+from ... import comm, ddp, device, engine, gathering, unit_sharding
 from ...bucket import Unit
 from ...records import CollectiveEvent, Records
+from ...turns import ShardState
 from .. import evidence
 from ..outcome import Wrong
 
@@ -136,6 +138,8 @@ class Shown:
     story: tuple[str, ...]  # "+blocks.0", "-blocks.0", ...
     published: tuple[str, ...]  # units that were gathered after the optimizer had stepped
     hasty: tuple[str, ...]  # units whose gather was waited for while the one before computed
+    rash: tuple[str, ...]  # units that were freed before their last gradient was sent
+    left: tuple[str, ...]  # units that were whole when the last gradient had come
     losses: list[float] = field(default_factory=list)
 
 
@@ -156,6 +160,12 @@ def run(plan: Plan) -> list[Shown]:
     return evidence.run(_train, plan.world_size, plan)
 
 
+@cache
+def stage_0(world_size: int) -> list[Shown]:
+    """Return what stage 0 showed: the reference to the last bit of what does not change it."""
+    return run(Plan(0, world_size))
+
+
 def left_behind(world_size: int) -> str:
     """Say in a line what stage 3 leaves behind on so many lockstep ranks: for bug hunts."""
     ranks = evidence.run(_train, world_size, Plan(3, world_size), world="lockstep")
@@ -173,6 +183,7 @@ def _train(plan: Plan) -> Shown:
     records = comm.records()
     first_call = first_event = 0
     losses = []
+    left = _whole_at_the_end(trainer.sharding)
     for micro_step in range(STEPS * plan.accum_steps):
         if micro_step % plan.accum_steps == 0:
             first_call, first_event = len(records.collectives), len(records.memory)
@@ -196,8 +207,30 @@ def _train(plan: Plan) -> Shown:
         told.events,
         told.published,
         told.hasty,
+        told.rash,
+        left[-1],
         losses,
     )
+
+
+def _whole_at_the_end(stage: ddp.DDP) -> list[tuple[str, ...]]:
+    """Return a list that gets, for every backward, the units that its last gradient left whole.
+
+    `finish_backward` is called when autograd has ended, and frees whatever there still is.
+    """
+    found: list[tuple[str, ...]] = []
+    finish, stage_ref = type(stage).finish_backward, weakref.ref(stage)
+
+    def finish_backward() -> None:
+        stage = stage_ref()
+        assert stage is not None
+        states = stage.turns if isinstance(stage, unit_sharding.UnitSharding) else {}
+        whole = [unit for unit, turn in states.items() if turn.state is ShardState.UNSHARDED]
+        found.append(tuple(unit.name for unit in whole))
+        finish(stage)
+
+    stage.finish_backward = finish_backward
+    return found
 
 
 def stale_in_a_held_block(world_size: int) -> list[float]:
@@ -209,7 +242,7 @@ def stale_in_a_held_block(world_size: int) -> list[float]:
 
 
 def _hold() -> float:
-    model = make_model("stack").to(evidence.home())
+    model = make_model("deep").to(evidence.home())
     trainer, *_ = engine.initialize(model=model, config=Plan(3, comm.get_world_size()).config())
     inputs, targets = (t.to(evidence.home()) for t in batch(comm.get_rank(), 0))
     trainer.backward(F.mse_loss(trainer(inputs), targets))
@@ -250,6 +283,7 @@ class Story:
     published: tuple[str, ...]  # those of them that were started in the phase "step"
     most: int  # bytes of full parameters, at most
     hasty: tuple[str, ...]  # units of forward whose gather ended before the block before had gone
+    rash: tuple[str, ...]  # units that went before their last gradient was sent
 
     @classmethod
     def of(cls, records: Records, first_call: int = 0, first_event: int = 0) -> "Story":
@@ -258,8 +292,8 @@ class Story:
         Memory of the kind "gathered" appears right before the gather that fills it, so the
         gathers' labels say whose it is.
         """
-        calls = [e for e in records.collectives[first_call:] if e.op == "all_gather"]
-        calls = [e for e in calls if e.purpose == "data"]
+        data = [e for e in records.collectives[first_call:] if e.purpose == "data"]
+        calls = [e for e in data if e.op == "all_gather"]
         gathers = tuple(unit_of(e.label) for e in calls)
         published = tuple(unit_of(e.label) for e in calls if e.phase == "step")
         names = iter(gathers)
@@ -279,7 +313,8 @@ class Story:
                 gone.append((event.time, name_of.get(event.block, "?")))
             sign = "+" if event.delta > 0 else "-"
             events.append(sign + name_of.get(event.block, "?"))
-        return cls(tuple(events), gathers, published, most, _hasty(calls, gone))
+        rash = _rash(data, gone)
+        return cls(tuple(events), gathers, published, most, _hasty(calls, gone), rash)
 
 
 def _hasty(calls: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]]) -> tuple[str, ...]:
@@ -290,6 +325,13 @@ def _hasty(calls: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]]) 
         if unit_of(one.label) != "root" and left and two.ended < left[0]:
             found.append(unit_of(two.label))
     return tuple(found)
+
+
+def _rash(data: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]]) -> tuple[str, ...]:
+    """Return the units that were freed for the last time before their last reduction began."""
+    sent = {unit_of(call.label): call.time for call in data if call.op != "all_gather"}
+    freed = {name: at for at, name in gone}  # the last time counts
+    return tuple(name for name, at in sent.items() if freed.get(name, at) < at)
 
 
 def unit_of(label: str) -> str:
@@ -389,10 +431,11 @@ class Bench:
         return self.gpu.by_kind().get("gathered", 0)
 
 
-def bench(model: str = "stack") -> Bench:
-    """Return a fresh stage 3 on the calling rank."""
+def bench(model: str = "stack", bucket_numel: int = 1000) -> Bench:
+    """Return a fresh stage 3 on the calling rank, with buckets of at most so many elements."""
+    plan = Plan(3, 1, model, zero=(("reduce_bucket_size", bucket_numel),))
     trainer, *_ = engine.initialize(
-        model=make_model(model).to(evidence.home()), config=Plan(3, 1, model).config()
+        model=make_model(model).to(evidence.home()), config=plan.config()
     )
     gpu = device.current()
     assert gpu is not None
