@@ -59,7 +59,7 @@ def test_case_equals_torch_or_is_refused_clearly(path, stage, world_size):
             assert torch.equal(value, result["params"][name]), f"ranks differ in {name}"
 
 
-IN_PROCESSES = ("002a", "004", "023", "025", "109", "110")
+IN_PROCESSES = ("002a", "004", "023", "025", "109", "110", "113")
 
 
 def test_cases_in_the_process_world_equal_the_lockstep_world():

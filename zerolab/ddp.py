@@ -219,8 +219,7 @@ class DDP:
         """Reduce what is left, in index order, and wait for everything.
 
         Parameters that got no gradient on this rank count as zeros here: another rank may
-        have used them. A gradient that came after its bucket was sent (a parameter reused
-        under reentrant checkpointing) goes in a bucket of its own.
+        have used them.
         """
         if self.flushed:
             self.begin_backward()
@@ -233,6 +232,11 @@ class DDP:
         """Wait for every bucket that is on its way."""
         while self.in_flight:
             self.receive(self.in_flight.popleft())
+
+    @torch.no_grad()
+    def send_again(self, buckets: Sequence[Bucket]) -> None:
+        """Reduce buckets a second time; all ranks call it together, after backward."""
+        reducing.send_again(self, buckets)
 
     def end_micro_step(self) -> None:
         """Flush if nobody did: the user called `loss.backward()` and not `engine.backward`."""

@@ -228,14 +228,11 @@ class Engine(nn.Module):
 
     def _update(self) -> None:
         """Take or skip the step, as all ranks agree, and count it."""
-        agreed = precision.run_step(
-            self.sharding,
-            self.groups,
-            self.scaler,
-            self.config.gradient_clipping,
-            self.check_overflow,
-            self.buffers_.changed(),
-        )
+        try:
+            agreed = self._run_step()
+        except precision.LateGradientsError as error:
+            self.sharding.send_again(error.buckets)
+            agreed = self._run_step()
         self.last_norm = agreed.norm
         self._step_applied = not agreed.overflow
         if agreed.overflow:
@@ -245,6 +242,16 @@ class Engine(nn.Module):
         self.buffers_.send(agreed.changed)
         self.global_steps += 1
         comm.end_step()
+
+    def _run_step(self) -> precision.Agreement:
+        return precision.run_step(
+            self.sharding,
+            self.groups,
+            self.scaler,
+            self.config.gradient_clipping,
+            self.check_overflow,
+            self.buffers_.changed(),
+        )
 
     # -- what users ask ---------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ and the norm of the whole is no rank's norm; so before a step the ranks agree on
 
     used      which parameters had a gradient somewhere (a bitmap, all-reduced with "max")
     overflow  whether any gradient anywhere is infinite or NaN (one more bit of that bitmap)
+    late      whether a gradient came on any rank when its bucket had left (another bit)
     norm      the global norm: an fp64 sum of squares per segment, gathered from all ranks and
               added in one fixed order, so that all stages get the same last bit
 
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import comm
-from .bucket import Bucket
+from .bucket import Bucket, GradState
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +85,21 @@ def any_rank(flags: Sequence[bool], target: torch.device) -> list[bool]:
     return [bool(flag) for flag in read(mine)]
 
 
+class LateGradientsError(Exception):
+    """On some rank a gradient came late: `buckets` must be sent again, the same on all ranks."""
+
+    def __init__(self, buckets: list[Bucket]) -> None:
+        """Remember the buckets."""
+        super().__init__(f"{buckets} must be sent again")
+        self.buckets = buckets
+
+
+def late_anywhere(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Return the buckets that are FILLING on some rank; all ranks call it, after backward."""
+    late = any_rank([bucket.state is GradState.FILLING for bucket in buckets], buckets[0].device)
+    return [bucket for bucket, again in zip(buckets, late, strict=True) if again]
+
+
 @dataclass(slots=True)
 class Agreement:
     """What all ranks know about a step."""
@@ -103,11 +119,17 @@ def agree(
         buckets: the trainable buckets, all REDUCED.
         check_overflow: look for infinities and NaN; without it `overflow` is False.
         changed: for every buffer of the model, whether this rank wrote to it.
+
+    Raises:
+        LateGradientsError: on all ranks, when a bucket is FILLING on some rank.
     """
-    bad = check_overflow and not all(is_finite(bucket) for bucket in buckets)
+    late = any(bucket.state is GradState.FILLING for bucket in buckets)
+    bad = check_overflow and not late and not all(is_finite(bucket) for bucket in buckets)
     seen = [position in bucket.used for bucket in buckets for position in range(len(bucket.slots))]
     target = buckets[0].device if buckets else torch.device("cpu")
-    overflow, *answers = any_rank([bad, *changed, *seen], target)
+    some_late, overflow, *answers = any_rank([late, bad, *changed, *seen], target)
+    if some_late:
+        raise LateGradientsError(late_anywhere(buckets))
     rest = iter(answers[len(changed) :])
     unused = {b: {p for p in range(len(b.slots)) if not next(rest)} for b in buckets}
     for bucket in buckets:

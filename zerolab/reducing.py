@@ -9,6 +9,7 @@ Phases of a backward:
     post_backward    a bucket is complete: send every one whose turn has come
     finish_backward  no more gradients will come: send the rest, wait for everything
     receive          one bucket's mean is there: keep it, or add it to what was kept
+    send_again       (rarely) on some rank a gradient came when its bucket had left: once more
 
 A collective has no name tag. What tells the ranks which bucket they are talking about is the
 order alone, and gradients come in another order on another rank. So the order is the index.
@@ -16,6 +17,7 @@ order alone, and gradients come in another order on another rank. So the order i
 Source: Li et al., PyTorch Distributed (2020), section 3.2.3.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,8 +53,9 @@ def finish_backward(stage: "DDP") -> None:
 
     Backward is over on this rank. In a micro-step that reduces, every bucket has been sent when
     this returns, on every rank in the same order, and received. A bucket without some of its
-    gradients, or without any, is sent all the same: another rank may have them. If a bucket is
-    FILLING after that, a gradient came when it had been sent; it is sent once more.
+    gradients, or without any, is sent all the same: another rank may have them. A bucket that is
+    FILLING after that has got a gradient when it had been sent. That is not sent here, since the
+    other ranks do not know of it: it leaves with the next round.
     In any micro-step no bucket remembers afterwards what has arrived.
 
     Args:
@@ -64,10 +67,6 @@ def finish_backward(stage: "DDP") -> None:
     if stage.reducing:
         for bucket in stage.trainable[stage.next_launch :]:
             stage.launch(bucket)
-        stage.receive_all()
-        for bucket in stage.trainable:
-            if bucket.state is GradState.FILLING:
-                stage.launch(bucket)
         stage.receive_all()
     for bucket in stage.trainable:
         bucket.arrived.clear()
@@ -94,3 +93,14 @@ def receive(bucket: Bucket, dtype: torch.dtype) -> None:
         bucket.reduced.add_(bucket.incoming)
     bucket.work = bucket.incoming = None
     bucket.state = GradState.REDUCED if bucket.fresh is None else GradState.FILLING
+
+
+def send_again(stage: "DDP", buckets: Sequence[Bucket]) -> None:
+    """Send buckets a second time, on all ranks alike: on some rank a gradient came late.
+
+    It takes reentrant checkpointing: what is recomputed has a backward of its own, so a parameter
+    that is used twice gets two gradients, and the second may find its bucket gone.
+    """
+    for bucket in buckets:
+        stage.launch(bucket)
+    stage.receive_all()

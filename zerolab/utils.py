@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from . import comm, flat, homes, units
+from . import comm, flat, homes, precision, units
 from .bucket import GradState, Segment
 from .errors import UsageError
 from .homes import Home, ValueOf
@@ -148,13 +148,14 @@ def _no_gradient(home: Home) -> str:
 def _flush(home: Home) -> bool:
     """Finish reductions under way (after a plain `loss.backward()`); tell if any rank used it."""
     stage, bucket = home.engine.sharding, home.bucket
-    facts = [not stage.flushed, home.position in bucket.used]
-    flags = torch.tensor(facts, dtype=torch.uint8, device=bucket.device)
-    comm.all_reduce(flags, "max", purpose="control")
-    unfinished, used = flags.tolist()
+    late = bucket.state is GradState.FILLING
+    facts = [not stage.flushed, home.position in bucket.used, late]
+    unfinished, used, late = precision.any_rank(facts, bucket.device)
     if unfinished:
         stage.finish_backward()
-    return bool(used)
+    if late and bucket.reduced is not None:
+        stage.send_again(precision.late_anywhere([bucket]))
+    return used
 
 
 def _is_reduced(home: Home) -> bool:
@@ -241,7 +242,6 @@ def _present_state(home: Home, key: str) -> ValueOf:
 
 
 def _trained(param: torch.Tensor) -> Home | None:
-    """Return the home of a parameter that an engine trains."""
     home = homes.find(param)
     return home if home is not None and home.bucket.trainable else None
 
