@@ -1,6 +1,5 @@
 """What goes wrong in a training loop is refused with a reason, or leaves the numbers right."""
 
-import copy
 from contextlib import contextmanager
 
 import pytest
@@ -204,15 +203,6 @@ def test_the_optimizer_alone_is_refused_and_steps_again_after_close():
         engine.optimizer.step()
 
     comm.run(alone, 2)
-
-
-def test_an_engine_is_not_copied():
-    def duplicate():
-        engine = build(make_model(), 0)
-        with pytest.raises(UsageError, match="cannot be copied"):
-            copy.deepcopy(engine)
-
-    comm.run(duplicate, 1)
 
 
 # -- what is allowed ------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Engine(nn.Module):
         self.scaler = building.scaler(cfg)
         self.check_overflow = cfg.param_dtype != torch.bfloat16 or cfg.bf16.check_grad_overflow
         homes.register(self)
-        self._loading = gathering.watch_loading(self.module)
+        self._watches = gathering.watch_states(self.module)
 
     def _options(self, mixed: bool) -> ddp.StageOptions:
         cfg = self.config
@@ -396,12 +396,14 @@ class Engine(nn.Module):
         """Remove every hook; the model and its buckets can then be collected."""
         self.sharding.remove_hooks()
         self.groups.handle.remove()
-        for handle in self._loading:
+        for handle in self._watches:
             handle.remove()
 
-    def __deepcopy__(self, memo: Any) -> "Engine":
-        """Refuse: the copy's buckets would be nobody's."""
-        raise UsageError("an engine cannot be copied: copy its state, engine.module_state_dict()")
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled: the copy's buckets would be nobody's."""
+        raise UsageError(
+            "an engine cannot be copied or pickled: keep its state, engine.module_state_dict()"
+        )
 
     # -- measuring --------------------------------------------------------------------------
 

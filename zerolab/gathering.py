@@ -13,7 +13,6 @@ are what is gathered. Phases:
 
 import weakref
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -21,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from . import comm, homes, sharded_param, unit_sharding
+from . import comm, homes, sharded_param, unit_sharding, watching
 from .bucket import Bucket, Unit
 from .errors import UsageError
 from .sharded_param import ShardedParameter, Slice
@@ -240,11 +239,11 @@ def load_state_dict(module: nn.Module, state_dict: dict[str, Any], strict: bool 
         return module.load_state_dict(state_dict, strict)
 
 
-def watch_loading(module: nn.Module) -> list[Any]:
-    """Let torch's own `load_state_dict` end well or in words, on the model and its parts.
+def watch_states(module: nn.Module) -> list[Any]:
+    """Let torch's own `state_dict` and `load_state_dict` end well or in words, on every part.
 
-    Where parameters are sharded there is nothing to load into: that is an error. Elsewhere the
-    loaded values go into the master weights too, or the next step would undo them.
+    Where parameters are sharded there is nothing to save, nor to load into: that is an error.
+    Elsewhere the loaded values go into the master weights too, or the next step would undo them.
 
     Returns:
         Handles that take the watch away.
@@ -254,19 +253,35 @@ def watch_loading(module: nn.Module) -> list[Any]:
         homes_of = [homes.find(param) for param in part.parameters(recurse=False)]
         buckets = weakref.WeakSet(home.bucket for home in homes_of if home is not None)
         if buckets:
-            handles.append(part.register_load_state_dict_pre_hook(_refuse_placeholders))
-            handles.append(part.register_load_state_dict_post_hook(partial(_adopt_all, buckets)))
+            adopt_all = watching.ModuleHook(_adopt_all, buckets)
+            handles.append(part.register_state_dict_pre_hook(_refuse_to_save))
+            handles.append(part.register_load_state_dict_pre_hook(_refuse_to_load))
+            handles.append(part.register_load_state_dict_post_hook(adopt_all))
     return handles
 
 
-def _refuse_placeholders(module: nn.Module, *_: Any) -> None:
+def _refuse_to_save(module: nn.Module, *_: Any) -> None:
+    """Before a module's state is read: its parameters must be here."""
+    if _is_sharded(module):
+        raise UsageError(
+            f"state_dict: the parameters of {type(module).__name__} are sharded, it would hold NaN: "
+            "call engine.module_state_dict() on every rank, or read it inside "
+            "zero.GatheredParameters(module.parameters())"
+        )
+
+
+def _refuse_to_load(module: nn.Module, *_: Any) -> None:
     """Before a module is loaded: its parameters must be here."""
-    if any(sharded_param.is_placeholder(param) for param in module.parameters(recurse=False)):
+    if _is_sharded(module):
         raise UsageError(
             f"load_state_dict: the parameters of {type(module).__name__} are sharded: call "
             "engine.load_module_state_dict(state_dict) on every rank, or load inside "
             "zero.GatheredParameters(module.parameters(), modifier_rank=0)"
         )
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(sharded_param.is_placeholder(param) for param in module.parameters(recurse=False))
 
 
 def _adopt_all(buckets: "weakref.WeakSet[Bucket]", *_: Any) -> None:

@@ -171,8 +171,8 @@ class UnitSharding(zero2.Zero2):
         stage_ref = weakref.ref(self)
         for unit in self.units:
             unit_ref = weakref.ref(unit)
-            before = partial(watching.before_forward, stage_ref, unit_ref)
-            after = partial(watching.after_forward, stage_ref, unit_ref)
+            before = watching.ModuleHook(watching.before_forward, stage_ref, unit_ref)
+            after = watching.ModuleHook(watching.after_forward, stage_ref, unit_ref)
             self.handles += [
                 unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
                 unit.module.register_forward_hook(after, always_call=True),

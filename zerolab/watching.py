@@ -14,13 +14,16 @@ dictionaries, and they forbid operations in place.
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from . import sharded_param
 from .bucket import Unit
+from .errors import UsageError
 
 Ref = Callable[[], Any]
 
@@ -87,7 +90,30 @@ class WatchedParameters(dict):
 
     def __reduce__(self) -> tuple:
         """Copy and pickle as a plain dictionary: a copy of the model belongs to no stage."""
+        for name, param in self.items():
+            if param is not None and sharded_param.is_placeholder(param):
+                raise UsageError(
+                    f"a module was copied or pickled while its parameter {name!r} is sharded, so the "
+                    "copy would hold NaN: do it inside `with zero.GatheredParameters("
+                    "module.parameters()):` on every rank, or keep engine.module_state_dict()"
+                )
         return (dict, (dict(self),))
+
+
+class ModuleHook(partial):
+    """A hook of the engine on a module. A copy of the module, or a pickled one, has an idle one."""
+
+    def __deepcopy__(self, memo: Any) -> "ModuleHook":
+        """Return a hook that does nothing: the copy belongs to no engine."""
+        return ModuleHook(idle)
+
+    def __reduce__(self) -> tuple:
+        """Be pickled as a hook that does nothing."""
+        return (ModuleHook, (idle,))
+
+
+def idle(*_: Any) -> None:
+    """Do nothing."""
 
 
 # -- the hooks themselves: `partial` binds the first arguments -------------------------------
