@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -171,3 +172,72 @@ def test_course_readme_lists_every_notebook():
     readme = (ROOT / "course/README.md").read_text()
     for path in workspace.notebooks(ROOT / "course"):
         assert path.stem in readme
+
+
+WORDS_A_MINUTE, MINUTES_A_QUESTION, MINUTES_A_CELL = 200, 1, 0.5
+CHAPTERS = [path.stem for path in workspace.notebooks(ROOT / "course")]
+
+
+def chapter_cells(name):
+    found = json.loads((ROOT / "course" / f"{name}.ipynb").read_text())["cells"]
+    prose = [text_of(cell) for cell in found if cell["cell_type"] == "markdown"]
+    return prose, [text_of(cell) for cell in found if cell["cell_type"] == "code"]
+
+
+def length_of(name):
+    """What README's table says of a chapter, counted: one row, the label left out; and minutes."""
+    prose, code = chapter_cells(name)
+    words = sum(len(re.sub(r"\[!\[.*?\)\]\(.*?\)|[|#*`\-]", " ", p).split()) for p in prose)
+    own = exercise.in_chapter(name[:2])
+    again = [int(n) for n in re.findall(r"of (\d+) minutes\"\)", "\n".join(code))]
+    written = sum(one.minutes for one in own) + sum(again)
+    cells = len(code) - len(own) - len(again)
+    quiz = tomllib.loads((ROOT / "course/quiz" / f"{name[:2]}.toml").read_text())["question"]
+    minutes = words / WORDS_A_MINUTE + written
+    minutes += MINUTES_A_CELL * cells + MINUTES_A_QUESTION * len(quiz)
+    row = (round(words, -2), len(own) + len(again), written, cells, len(quiz), round(minutes))
+    return row, minutes
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_readme_states_the_length_of_a_chapter_as_it_is_counted(name):
+    row, _ = length_of(name)
+    readme = (ROOT / "course/README.md").read_text()
+    stated = "| " + " | ".join([name[:2], *(f"{number:,}" for number in row)]) + " |"
+    assert stated in readme, f"write: {stated}"
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_minutes_at_the_top_are_within_a_fifth_of_what_its_parts_add_up_to(name):
+    prose, _ = chapter_cells(name)
+    (label,) = re.findall(r"Estimated (\d+) minutes", prose[0])
+    readme = (ROOT / "course/README.md").read_text()
+    (listed,) = re.findall(rf"^\| \[{name}\].*\| (\d+) minutes \|$", readme, re.M)
+    assert label == listed
+    assert int(label) == pytest.approx(length_of(name)[1], rel=0.2)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_prose_above_an_exercise_states_its_minutes(name):
+    found = json.loads((ROOT / "course" / f"{name}.ipynb").read_text())["cells"]
+    minutes = {one.id: one.minutes for one in exercise.in_chapter(name[:2])}
+    stated, above = {}, ""
+    for cell in found:
+        if cell["cell_type"] == "markdown":
+            above = " ".join(text_of(cell).split())
+        for number in re.findall(r"^lab\.check\(\"([\d.]+)\"", text_of(cell), re.M):
+            stated[number] = [int(m) for m in re.findall(r"About (\d+) minutes", above)][-1:]
+    assert {number: stated.get(number) for number in minutes} == {
+        number: [count] for number, count in minutes.items()
+    }
+
+
+def test_what_is_written_again_is_an_exercise_of_an_earlier_chapter():
+    again = {}
+    for name in CHAPTERS:
+        code = "\n".join(chapter_cells(name)[1])
+        used = set(re.findall(r"^lab\.check\(\"([\d.]+)\"", code, re.M))
+        again[name[:2]] = {number for number in used if int(number[0]) != int(name[:2])}
+    assert {chapter: ids for chapter, ids in again.items() if ids} == {
+        "04": {"0.1"}, "05": {"2.5"}, "06": {"5.3"}
+    }  # fmt: skip

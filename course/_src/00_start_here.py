@@ -4,6 +4,8 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repository}/blob/main/course/00_start_here.ipynb)
 #
 # **Press Shift+Enter until bars appear: four virtual GPUs of 160 MiB start to train a GPT.**
+#
+# *Estimated 30 minutes.*
 
 # %% colab tags=colab hidden
 # On Colab this fetches zerolab and leaves Colab's own torch alone; elsewhere it does nothing.
@@ -28,7 +30,8 @@ lab.train(stage=0, gpu_memory="160MiB", watch=MemoryBars())
 # %% [markdown] out-of-memory
 # ## One rank is full, and the run dies
 #
-# A GPU in training is called a *rank*. The model has 10.8 million parameters of 2 bytes: 21 MiB.
+# Each GPU is driven by a process of its own, a *rank*. The model has 10.8 million parameters of 2
+# bytes: 21 MiB.
 # Click the largest part of the red bar and read what it is. Drag the slider to see it come.
 
 # %% stage-1
@@ -108,9 +111,10 @@ lab.compare(*runs)
 #   16 bytes a parameter at stage 0. Which columns shrink to a quarter, and at which stage?
 # - **Traffic.** Stage 0 all-reduces every gradient, which counts as two passes over the model.
 #   Stages 1 and 2 reduce-scatter gradients and all-gather parameters: two passes as well, so
-#   they are free. Stage 3 gathers the parameters twice, for forward and for backward: three.
-# - **Losses.** All stages compute the same, bit for bit. Sharding decides who keeps what, not what
-#   is computed.
+#   sharding is free here. Stage 3 gathers the parameters twice, for forward and for backward, and
+#   reduces gradients once: three.
+# - **Losses.** In this engine all stages compute the same, bit for bit. Sharding decides who keeps
+#   what, not what is computed.
 
 # %% peaks
 from zerolab_widgets.bars import Bar

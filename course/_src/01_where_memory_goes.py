@@ -5,8 +5,8 @@
 # memory cannot train it. What fills it, which part is the largest, and which part does no stage of
 # ZeRO make smaller? The last measurement of this chapter answers.
 #
-# *Estimated 75 minutes. You need chapter 00. You build the parts of an estimator: from five
-# numbers it says what a training run will hold, before anything runs.*
+# *Estimated 60 minutes. You need chapter 00. You build the parts of an estimator, which
+# says what a training run will hold before anything runs.*
 
 # %% question
 from zerolab import gpt, lab

@@ -5,7 +5,7 @@
 # sum. How much must one rank send for that, and does it grow with the number of ranks? The last
 # measurement of this chapter answers, on functions that you wrote.
 #
-# *Estimated 100 minutes. You need chapters 00 and 01. You build a ring: reduce-scatter,
+# *Estimated 110 minutes. You need chapters 00 and 01. You build a ring: reduce-scatter,
 # all-gather and all-reduce out of messages between neighbours. The engine then trains on them, in
 # this chapter and in the next one.*
 
@@ -749,8 +749,8 @@ for n in (2, 3, 4, 8, 15):
     print(f"{n:2} ranks: each sends {share:.3f} tensors, 2 (N-1)/N = {2 * (n - 1) / n:.3f}")
 
 # %% [markdown] answered
-# Every rank sends less than two tensors, and no rank sends more than another. Ten times the ranks
-# do not change that. They change how many messages there are: 2 (N-1).
+# Every rank sends less than two tensors, and no rank sends more than another. More ranks do not
+# change that. They change how many messages there are: 2 (N-1).
 
 # %% record
 import inspect

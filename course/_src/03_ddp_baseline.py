@@ -6,7 +6,7 @@
 # network in a step, how many of them can travel while backward still computes, and what does
 # gradient accumulation change about it? The last measurement of this chapter answers.
 #
-# *Estimated 120 minutes. You need chapters 00 to 02. You build stage 0: buckets, the hook that
+# *Estimated 135 minutes. You need chapters 00 to 02. You build stage 0: buckets, the hook that
 # fills them, the order in which they leave, what happens when backward is over, and the equation
 # of batch sizes. The stages of the next chapters are differences to it.*
 
@@ -125,9 +125,9 @@ print(f"apart by at most {max(abs(a - b) for a, b in zip(alone, pieces, strict=T
 lab.check("3.1", train_data_parallel)
 
 # %% [markdown] blank-why
-# The check asked *when*, and not only *what*. Tests of a well-known university course ask for data
-# parallelism "with overlap" and compare weights; an all-reduce after backward passes all of them.
-# Here is that answer against this check.
+# The check asked *when*, and not only *what*. Assignment 2 of Stanford's CS336 (2026) asks for data
+# parallelism "with overlap", and its tests compare weights; an all-reduce after backward passes all
+# of them. Here is that answer against this check.
 
 
 # %% famous-answer
@@ -361,7 +361,10 @@ DeadlockTable(torn) if torn else None
 # end, and what has not left by then leaves then. What is missing counts as zeros in the mean.
 #
 # The opposite happens too. Under reentrant activation checkpointing a parameter that is used twice
-# gets two gradients, and the second may come when its bucket has left.
+# gets two gradients, and the second may come when its bucket has left. No rank may send that bucket
+# again on its own, since only it knows. The gradient waits where it is; before the update the ranks
+# exchange a few flags anyway, one of them asks "has anybody a late gradient?", and only then all
+# of them send that bucket once more.
 
 # %% [markdown] your-turn-finish
 # ## Your turn: the end of backward
@@ -629,10 +632,28 @@ lab.bug_hunt("3.3")
 # ## The same in PyTorch
 #
 # Two processes, gloo, torch's own `DistributedDataParallel`; then the engine on two ranks with the
-# same model, data and optimizer.
-
+# same model, data and optimizer. `Moved` stands between torch and gloo and counts the elements of
+# the last step's collectives.
 
 # %% torch-ddp
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Moved(TorchDispatchMode):
+    """Count the elements that torch.distributed is asked to move, by operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            name = func.overloadpacket.__name__
+            numel = sum(tensor.numel() for tensor in args[0])
+            self.elements[name] = self.elements.get(name, 0) + numel
+        return func(*args, **(kwargs or {}))
+
+
 def with_torch(steps=3):
     from torch.nn.parallel import DistributedDataParallel
 
@@ -643,11 +664,12 @@ def with_torch(steps=3):
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = model(*next(stream))
-        loss.backward()
+        with Moved() as moved:
+            loss = model(*next(stream))
+            loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses
+    return losses, moved.elements
 
 
 def with_ours(steps=3):
@@ -661,22 +683,28 @@ def with_ours(steps=3):
     stream = data.batches(data.load_text(), comm.get_rank(), 2, 4, shape.seq_len, seed=0)
     losses = []
     for _ in range(steps):
+        first = len(engine.records().collectives)
         loss = engine(*next(stream))
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    return losses
+    events = [e for e in engine.records().collectives[first:] if e.purpose == "data"]
+    return losses, {"all_reduce": sum(e.elements for e in events if e.op == "all_reduce")}
 
 
 theirs = zerolab.run(with_torch, world_size=2, world="gloo", ledger=False)
 ours = zerolab.run(with_ours, world_size=2, world="gloo", ledger=False)
-print("rank 0, torch:", [f"{loss:.6f}" for loss in theirs[0]])
-print("rank 0, ours: ", [f"{loss:.6f}" for loss in ours[0]])
-both = [abs(a - b) for t, o in zip(theirs, ours, strict=True) for a, b in zip(t, o, strict=True)]
-print(f"apart by at most {max(both):.1e}")
+for name, (losses, elements) in (("torch", theirs[0]), ("ours ", ours[0])):
+    passes = {op: f"2 x {numel / psi:.3f} Psi" for op, numel in elements.items()}
+    print(f"rank 0, {name}: {[f'{loss:.6f}' for loss in losses]}, moved {passes}")
+pairs = [
+    (a, b) for (t, _), (o, _) in zip(theirs, ours, strict=True) for a, b in zip(t, o, strict=True)
+]
+print(f"apart by at most {max(abs(a - b) for a, b in pairs):.1e}")
 
 # %% [markdown] deepspeed
-# Not a bit apart: a sum of two numbers has only one order. With three ranks and more it would have.
+# Not a bit apart: a sum of two numbers has only one order, and from three ranks on there are more.
+# And the same traffic: 2 Psi, an all-reduce counted twice.
 #
 # In DeepSpeed, and here:
 #

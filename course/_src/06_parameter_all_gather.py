@@ -6,7 +6,7 @@
 # the model whole, how much memory is that at most, and what does it cost on the wire? The last
 # measurement of this chapter answers.
 #
-# *Estimated 120 minutes. You need chapters 00 to 05. You build stage 3: what takes a unit's memory
+# *Estimated 165 minutes. You need chapters 00 to 05. You build stage 3: what takes a unit's memory
 # away and brings it back, who is gathered together and who next, and the moments of the stage.*
 
 # %% begin
@@ -123,7 +123,7 @@ for action in ("nothing", "del", "resize_(0)"):
 # no line. That is what a learner meets first when writing a stage 3, usually in a print.
 #
 # DeepSpeed gives such parameters the size 0. Then the model can be printed, but its shapes are
-# gone, and a well-known complaint is "my parameters have size 0" (DeepSpeed issue 3574). Here a
+# gone, and people ask why `numel()` is 0 (DeepSpeed issue 4064). Here a
 # sharded parameter keeps its shape and holds one number, NaN, expanded to that shape. It costs a
 # few bytes for the whole model, and whoever computes with it by mistake sees NaN.
 
@@ -337,12 +337,41 @@ print(f"all parameters in bf16:    {2 * sizes.padded_numel:,} bytes")
 held = run.ranks[0].state_bytes
 for name, each in (("shards", held), ("formula", estimate.state_bytes(3, "bf16", sizes))):
     print(f"{name:8}", {kind: f"{size:,}" for kind, size in each.items()})
-print({kind: f"{size / 2**20:.2f} MiB" for kind, size in run.fullest.peak_by_kind.items()})
+
+# %% [markdown] peak-kinds
+# And each kind by itself: the most there ever was of it, the phase in which it was first that much,
+# and what there is of it at the peak of all kinds together.
+
+# %% peaks
+held, most, peak = {}, {}, (0, "", {})
+for event in run.ranks[0].records.memory:
+    held[event.kind] = held.get(event.kind, 0) + event.delta
+    if held[event.kind] > most.get(event.kind, (0, ""))[0]:
+        most[event.kind] = held[event.kind], event.phase
+    if sum(held.values()) > peak[0]:
+        peak = sum(held.values()), event.phase, dict(held)
+for kind in ("param", "master", "optimizer", "gathered", "activation", "bucket", "grad"):
+    size, phase = most[kind]
+    now = peak[2].get(kind, 0) / 2**20
+    print(f"{kind:10} most {size / 2**20:4.2f} MiB, in {phase:8}   at the peak {now:4.2f} MiB")
+print(f"all kinds  most {peak[0] / 2**20:4.2f} MiB, in {peak[1]}")
 
 # %% [markdown] peak-why
-# The peak of everything lies early in backward: all activations are still there, and gathered
-# parameters with them, while the first gradients come. So the rule to remember is *16 Psi / N, and
-# the root, a block and its neighbour, and activations*.
+# (`param` was most before anything was sharded: the engine was given a whole model in fp32. The
+# cell `init`, further down, builds it in shards.) Read the others as a calendar of the step:
+#
+# | when | what is at its highest |
+# |---|---|
+# | always | the shards; Adam's averages from the first update on |
+# | forward and backward | gathered parameters: root, the block at hand, the next one |
+# | the end of forward | activations |
+# | early in backward | **all together**: activations, gathered parameters, the first buckets |
+# | later in backward | buckets: the root's, one that is being filled, one on its way |
+# | the end of backward | slices of gradients |
+#
+# (The root's bucket waits for the embedding's gradient, the last of all.) So the rule to remember
+# is *16 Psi / N, and the root, a block and its neighbour, once as parameters and once as gradients,
+# and activations*; and not all of it at the same moment.
 #
 # Three sentences from articles, settled by these numbers. "A GPU holds exactly 1/N of the
 # parameters": between steps, yes. "Any model size in theory": the largest unit must fit, whole,
@@ -371,8 +400,9 @@ for stage in (0, 1, 2, 3):
 
 # %% [markdown] traffic-why
 # So why three? **Forward gathers the parameters (1), backward gathers them again because they were
-# freed in between (2), and the gradients are reduce-scattered (3).** Stages 0 to 2 also do the
-# third, and in place of the first two they gather once, after the step. An article's table has
+# freed in between (2), and the gradients are reduce-scattered (3).** Stages 1 and 2 also do the
+# third, and in place of the first two they gather once, after the step. Stage 0 reduce-scatters and
+# gathers gradients, in one call. An article's table has
 # "all-gather" for stage 3's forward and "reduce-scatter" for its backward: the gather in backward
 # is missing.
 #
@@ -446,8 +476,8 @@ alone
 #
 # Somebody's `Zero3` is in the engine. One bug of this hunt stood in public code: in
 # Tiny-DeepSpeed's stage 3 the tensor without memory is made and not stored, so that nothing is ever
-# freed (read in its source; the author acknowledges in issue 2 that gradients are not synchronised
-# either). The losses say nothing. Only memory and traffic tell.
+# freed (read in its source; until August 2025 it did not synchronise gradients either, says issue
+# 2). The losses say nothing. Only memory and traffic tell.
 #
 # Name the misconception with its letter, `lab.bug_hunt("6.7", "LETTER")`; then mend the code and
 # hand it in. `number=2` and `number=3` are the others.
@@ -684,6 +714,37 @@ for name, more in KEYS.items():
 # and reuse together let units stay from forward to backward: 2 Psi, as FSDP2's
 # `reshard_after_forward=False`, and the memory of the whole model.
 
+# %% [markdown] sample-heading
+# ## What it writes
+#
+# The model of this course on your stage 3. Generating text needs all ranks as well: for every
+# letter each unit is gathered once. After so few steps expect letters and spaces, in about the
+# right number.
+
+
+# %% sample
+def write(steps, numel):
+    from itertools import islice
+
+    torch.manual_seed(0)
+    small = gpt.preset("gpt-nano")
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+    }
+    engine, *_ = zerolab.initialize(model=gpt.GPT(small), config=config)
+    stream = data.batches(data.load_text(), comm.get_rank(), ranks, 4, small.seq_len, seed=0)
+    for tokens, targets in islice(stream, steps):
+        engine.backward(engine(tokens, targets))
+        engine.step()
+    luck = torch.Generator().manual_seed(1)
+    letters = gpt.generate(engine, data.encode("She "), small.seq_len, luck)
+    return data.decode(list(islice(letters, numel)))
+
+
+print("after 30 steps: She " + zerolab.run(write, ranks, args=(30, 40), ledger=False)[0])
+
 # %% [markdown] own-heading
 # ## Your engine, by itself
 #
@@ -740,7 +801,8 @@ print(f"whole at most {Story.of(run.ranks[0].records).most:,} bytes: root, a blo
 # latency and costs one unit of memory; the order comes from the last step, and backward has its
 # own. Not resharding after forward gives 2 Psi, and at that moment the memory of stage 2 for
 # parameters. Accumulation over G micro-steps moves 3 G Psi. Freed memory must go from under
-# autograd's saved tensors, so implementations resize the storage. Weights used by two units go
+# autograd's saved tensors: FSDP resizes the storage, DeepSpeed exchanges `param.data` and brings a
+# linear layer of its own that saves the parameter and no view of it. Weights used by two units go
 # where they live longest. A model that does not fit one GPU has to be built sharded. And when
 # somebody says that it is ten times slower, I count gathers and look whether they overlap, before I
 # talk about volume.
@@ -758,11 +820,55 @@ double = [units[0], units[1] + units[2], units[3] + units[4], units[5]]
 for cut in (units, double):
     print(f"{len(cut)} units: at most {estimate.gathered_peak_numel(cut):,} elements whole")
 
+# %% [markdown] drawing
+# ## "Draw one step of stage 3, for two blocks"
+#
+# On paper, in 5 minutes: two lanes, computation above and communication below, time to the right.
+# Leave the root out. Then give yourself a point for each line:
+#
+# | | in your drawing |
+# |---|---|
+# | gathers | each block twice: before its forward, and before its backward |
+# | order | forward 1, 2; backward 2, 1 |
+# | ahead | 2 is being gathered while 1 runs forward; 1 while 2 runs backward |
+# | frees | a block after its forward, and again when all its gradients are there |
+# | reduce-scatter | once a block, when its backward is over: that of 2 beside the backward of 1 |
+# | update | own slices only, and no gather after it |
+# | peak | marked where backward begins, with what it consists of |
+# | sum | 1 + 1 + 1 = 3 Psi, and 3 G Psi with G micro-steps |
+#
+# A point more for whoever objects: block 2 is freed at the end of forward and gathered again at
+# once. torchtitan keeps its last layers from forward to backward for this reason.
+#
+# Now real steps of a model with one block more. Who calls what stands above, in the cell `trace`:
+# a first step, where nothing is gathered ahead yet. How units come and go in the second:
+
+# %% drawn
+again = lab.train(stage=3, model="gpt-nano")
+events = Story.of(again.ranks[0].records).events
+print(" ".join(event for event in events[len(events) // 2 :] if "root" not in event))
+
+# %% [markdown] from-memory
+# ## From memory, against the clock
+#
+# The heart of stage 2 (chapter 05), in 12 minutes, without looking: where a bucket's mean goes, and
+# why the full gradients die. `keep_own_slice`, `kind_of_mean` and `reducing.receive` are there. Run
+# the next cell when you begin. The check is the one of chapter 05.
+
+# %% clock
+import time
+
+began = time.monotonic()
+
+# %% exercise zerolab.zero2:Zero2
+lab.check("5.3", Zero2)
+print(f"{(time.monotonic() - began) / 60:.1f} of 12 minutes")
+
 # %% [markdown] quiz-heading
 # ## Questions
 
 # %% quiz
-lab.quiz("06")
+lab.quiz("06", part="chapter")
 
 # %% [markdown] summary
 # ## Where you are

@@ -6,7 +6,7 @@
 # How do three of them learn what only one has seen, and what does it cost? The last measurement
 # of this chapter answers, at all four stages.
 #
-# *Estimated 120 minutes. You need chapters 03 to 05. You build the end of a training step: the
+# *Estimated 145 minutes. You need chapters 03 to 05. You build the end of a training step: the
 # loss scale, the agreement on overflow, the norm of gradients that nobody holds whole, and the
 # sequence in which they happen.*
 
@@ -588,9 +588,9 @@ print("applied:", [ok for ok, _ in seen], " scale:", {scale for _, scale in seen
 # A million is no infinity in bf16, so there is nothing to skip, and no scale. Clipping shortened
 # the spike. That is why large models are trained in bf16 wherever the hardware has it: two things
 # less that can go wrong, at the price of three bits. bf16 still has infinities and NaN, from a
-# division or a broken batch. DeepSpeed checks for them by default (`bf16.check_grad_overflow`),
-# and a user who does not know that sees a loss that stands still without a word
-# (deepspeedai/DeepSpeed#8415). Count your skipped steps: `engine.skipped_steps`.
+# division or a broken batch. Since 2026 DeepSpeed checks for them by default
+# (`bf16.check_grad_overflow`, pull request 8035), and a user who does not know that sees a loss
+# that stands still without a word (issue 8415). Count your skipped steps: `engine.skipped_steps`.
 
 # %% [markdown] bridge
 # ## The same with torch's FSDP2
