@@ -51,10 +51,10 @@ def in_order(by_kind: dict[str, int]) -> dict[str, int]:
 
 
 def mib(size: int) -> str:
-    """Return a size as text: "61.8 MiB", "12 KiB" where that would say 0.0, "80.0 GiB"."""
+    """Return a size as text: "61.8 MiB", "281 KiB" below one, "80.0 GiB"."""
     if size >= GIB:
         return f"{size / GIB + TIE:.1f} GiB"
-    if size >= MIB / 10:
+    if size >= MIB:
         return f"{size / MIB + TIE:.1f} MiB"
     return f"{size / 1024:.0f} KiB" if size >= 1024 else f"{size} B"
 

@@ -168,7 +168,7 @@ def _svg_bar(bar: Bar, left: int, scale: float) -> str:
         floor -= height
         parts.append(_svg_rect(left, floor, height, style.fill))
         if height >= 14:
-            unit = GIB if HEIGHT / scale >= GIB else MIB
+            unit = next((size for size in (GIB, MIB) if HEIGHT / scale >= size), 1024)
             text = f"{style.label} {size / unit:.1f}"
             parts.append(_svg_text(left + BAR_WIDTH / 2, floor + height / 2 + 4, text, style.ink))
     colour = theme.LIGHT.alarm if bar.failed else theme.LIGHT.ink

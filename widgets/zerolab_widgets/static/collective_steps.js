@@ -1,5 +1,5 @@
 // Chapter 2: draws a collective as rows of ranks and columns of chunks; a pip for each rank's part.
-const LEFT = 64;
+const LEFT = 54;
 const TOP = 22;
 const ROW = 62;
 
@@ -25,8 +25,9 @@ function geometry(model) {
   const perRow = parts > 4 ? Math.ceil(parts / 2) : parts;
   const cell = Math.max(perRow * 16 + 12, Math.min(150, 560 / chunks));
   const pip = Math.min(parts > 4 ? 17 : 30, (cell - 12) / perRow);
-  const box = { x: (c) => LEFT + c * (cell + 34), y: (r) => TOP + r * ROW, width: cell, height: 44 };
-  const total = [LEFT + chunks * (cell + 34), TOP + ranks * ROW + 4];
+  const gap = chunks > 6 ? 22 : 34;
+  const box = { x: (c) => LEFT + c * (cell + gap), y: (r) => TOP + r * ROW, width: cell, height: 44, gap };
+  const total = [LEFT + chunks * (cell + gap), TOP + ranks * ROW + 4];
   return { ...box, total, perRow, pip, rows: Math.ceil(parts / perRow) };
 }
 
@@ -66,7 +67,7 @@ function drawArrow(svg, box, [src, dst, chunk], lane) {
   const x = box.x(Math.max(chunk, 0)) + box.width;
   const from = box.y(src) + box.height / 2 + (dst > src ? 6 : -6);
   const to = box.y(dst) + box.height / 2 + (dst > src ? -6 : 6);
-  const out = x + 10 + Math.min(16, Math.abs(dst - src) * 4 + lane * 3);
+  const out = x + 8 + Math.min(box.gap - 16, Math.abs(dst - src) * 4 + lane * 3);
   const path = `M${x},${from} C${out},${from} ${out},${to} ${x + 6},${to}`;
   shape("path", svg, { d: path, class: "zl-arrow", "data-arrow": `${src}-${dst}-${chunk}` });
   shape("path", svg, { d: `M${x},${to} l8,-4 v8 z`, class: "zl-head" });
@@ -92,7 +93,7 @@ function drawSteps(model, ui, moved) {
   const [width, height] = box.total;
   ui.svg.replaceChildren();
   ui.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  ui.svg.style.minWidth = `${Math.min(width, 700)}px`;
+  ui.svg.style.minWidth = `${Math.min(width, 630)}px`;
   ui.svg.style.maxWidth = `${width}px`;
   const one = model.get("whole").length === 1;
   model.get("whole").forEach((_, chunk) => {

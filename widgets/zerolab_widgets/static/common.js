@@ -4,7 +4,7 @@ const GIB = 2 ** 30;
 
 function mib(bytes) {
   if (bytes >= GIB) return `${(bytes / GIB).toFixed(1)} GiB`;
-  if (bytes >= MIB / 10) return `${(bytes / MIB).toFixed(1)} MiB`;
+  if (bytes >= MIB) return `${(bytes / MIB).toFixed(1)} MiB`;
   return bytes >= 1024 ? `${(bytes / 1024).toFixed(0)} KiB` : `${bytes} B`;
 }
 
@@ -56,6 +56,8 @@ function shape(tag, parent, attributes = {}, text = "") {
   return node;
 }
 
+// Every picture has its own copy of this script, and all of them one page.
+const pageName = `zl-${Math.random().toString(36).slice(2, 8)}`;
 let patternNumber = 0;
 
 // Patterns for a set of styles; returns what to write into `fill`, by name.
@@ -64,7 +66,7 @@ function patterns(svg, styles) {
   const number = (patternNumber += 1);
   const fills = {};
   for (const [name, style] of Object.entries(styles)) {
-    const id = `zl-pattern-${number}-${name}`;
+    const id = `${pageName}-${number}-${name}`;
     const box = { id, width: 8, height: 8, patternUnits: "userSpaceOnUse" };
     const pattern = shape("pattern", defs, box);
     shape("rect", pattern, { width: 8, height: 8, fill: style.fill });

@@ -43,7 +43,7 @@ function topOfScale(model) {
 function drawSegments(model, bar, index, track, scale) {
   const kinds = model.get("theme").kinds;
   const [chosenBar, chosenKind] = model.get("selected");
-  const unit = scale >= GIB ? GIB : MIB;
+  const unit = [GIB, MIB].find((size) => scale >= size) ?? 1024;
   let bottom = 0;
   for (const [kind, bytes] of bar.segments) {
     const height = (bytes / scale) * 100;

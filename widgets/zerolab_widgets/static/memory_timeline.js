@@ -128,7 +128,7 @@ function drawStrip(model, ui, rank, index, scale) {
   const bar = make("div", "zl-bar", row);
   const total = make("div", "zl-total", row);
   dragOver(model, svg, index);
-  return { row, name, cursor, bar, total, step };
+  return { row, name, svg, cursor, bar, total, step };
 }
 
 // The mouse chooses rank and moment; the keyboard has a button and the scrubber for that.
@@ -151,6 +151,14 @@ function dragOver(model, svg, index) {
   });
 }
 
+// The bar beside a strip is as tall as the strip, which shrinks with the page.
+function alignBars(ui) {
+  for (const { svg, bar } of ui.parts) {
+    const height = svg.getBoundingClientRect().height;
+    if (height) bar.style.height = `${(height * STRIP.height) / (STRIP.height + STRIP.band + 6)}px`;
+  }
+}
+
 function drawTimeline(model, ui) {
   applyTheme(model, ui.root);
   const { kinds, lanes } = model.get("theme");
@@ -166,6 +174,7 @@ function drawTimeline(model, ui) {
   ui.legend.replaceChildren();
   const used = Object.keys(kinds).filter((kind) => ui.ranks.some((rank) => kind in rank.sizes));
   swatchList(ui.legend, kinds, used);
+  alignBars(ui);
   const phases = Object.keys(lanes).filter((l) => ui.ranks.some((r) => r.phases.some(([p]) => p === l)));
   const list = swatchList(ui.legend, lanes, phases);
   if (model.get("capacity")) make("span", "zl-dash", make("li", "", list)).after(`capacity ${mib(model.get("capacity"))}`);
@@ -237,7 +246,10 @@ function renderTimeline({ model, el }) {
   const moved = () => drawMoment(model, ui);
   model.on("change:moment", moved);
   model.on("change:rank", moved);
+  const sizes = new ResizeObserver(() => alignBars(ui));
+  sizes.observe(ui.root);
   return () => {
+    sizes.disconnect();
     stop();
     model.off("change:moment", moved);
     model.off("change:rank", moved);
