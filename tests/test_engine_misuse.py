@@ -205,6 +205,38 @@ def test_the_optimizer_alone_is_refused_and_steps_again_after_close():
     comm.run(alone, 2)
 
 
+LOSSES = {
+    "no tensor": (lambda out: {"loss": out.sum()}, r"got dict: .* outputs\.loss"),
+    "a number": (lambda out: out.sum().item(), "got float"),
+    "no scalar": (lambda out: out, r"got shape \(2, 6\): take \.mean\(\)"),
+    "no graph": (lambda out: out.sum().detach(), "depends on no trainable parameter"),
+    "whole numbers": (lambda out: out.sum().long(), "depends on no trainable parameter"),
+    "a new tensor": (
+        lambda out: torch.tensor(out.sum().item(), requires_grad=True),
+        r"depends on no trainable parameter.*torch\.tensor",
+    ),
+    "another device": (lambda out: out.sum().to("meta"), "on the meta device"),
+    "complex": (lambda out: torch.complex(out, out).sum(), r"complex64: take \.real"),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("stage", (0, 3))
+def test_a_loss_that_backward_cannot_start_from_is_explained_in_one_line(stage, kind):
+    make, message = LOSSES[kind]
+
+    def train(wrong):
+        engine = build(make_model(), stage)
+        if wrong:
+            with pytest.raises(UsageError, match=message) as caught:
+                engine.backward(make(engine(torch.ones(2, 6))))
+            assert "\n" not in str(caught.value)
+        micro_step(engine, 0)
+        return full_params(engine)
+
+    assert equal(comm.run(train, 2, args=(True,))[0], comm.run(train, 2, args=(False,))[0])
+
+
 # -- what is allowed ------------------------------------------------------------------------
 
 

@@ -174,7 +174,7 @@ class Engine(nn.Module):
         Returns:
             The loss as given.
         """
-        _check_loss(loss)
+        misuse.refuse_loss(loss)
         device.set_phase("backward")
         with self._whole_or_nothing():
             self.sharding.before_backward()
@@ -434,18 +434,6 @@ def _storage_bytes(tensors: list[torch.Tensor]) -> int:
     """Return the bytes of the distinct storages behind tensors."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
-
-
-def _check_loss(loss: Any) -> None:
-    """Refuse what backward cannot start from."""
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
-        raise UsageError(f"backward needs a loss of one element, got {what}; take .mean() of it")
-    if not loss.requires_grad:
-        raise UsageError(
-            "this loss depends on no trainable parameter (requires_grad is False); was it "
-            "computed under torch.no_grad(), detached, or from a frozen model?"
-        )
 
 
 def _group_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:

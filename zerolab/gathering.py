@@ -264,8 +264,8 @@ def _refuse_to_save(module: nn.Module, *_: Any) -> None:
     """Before a module's state is read: its parameters must be here."""
     if _is_sharded(module):
         raise UsageError(
-            f"state_dict: the parameters of {type(module).__name__} are sharded, it would hold NaN: "
-            "call engine.module_state_dict() on every rank, or read it inside "
+            f"state_dict: the parameters of {type(module).__name__} are sharded, so it would hold "
+            "NaN: call engine.module_state_dict() on every rank, or read it inside "
             "zero.GatheredParameters(module.parameters())"
         )
 

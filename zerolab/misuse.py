@@ -38,6 +38,33 @@ def explain_dtype(error: RuntimeError, inputs: Any, dtype: torch.dtype) -> None:
     ) from error
 
 
+def refuse_loss(loss: Any) -> None:
+    """Raise UsageError for what backward cannot start from, or would start from in vain."""
+    problem = _problem_of(loss)
+    if problem:
+        raise UsageError(f"engine.backward needs a one-element loss made from the {problem}")
+
+
+def _problem_of(loss: Any) -> str:
+    """Say what is wrong with a loss and what to do, "" if nothing is."""
+    if not isinstance(loss, torch.Tensor):
+        return (
+            f"model's output, got {type(loss).__name__}: give it the tensor, such as outputs.loss"
+        )
+    if loss.numel() != 1:
+        return f"model's output, got shape {tuple(loss.shape)}: take .mean() or .sum() of it"
+    if loss.device.type == "meta":
+        return "model's output; this one is on the meta device, where tensors have no values"
+    if loss.is_complex():
+        return f"model's output, got {loss.dtype}: take .real or .abs() of it"
+    if not loss.requires_grad or (loss.is_leaf and not isinstance(loss, nn.Parameter)):
+        return (
+            "trainable parameters; this one depends on no trainable parameter: was it computed "
+            "under torch.no_grad(), detached, made with torch.tensor(...), or is the model frozen?"
+        )
+    return ""
+
+
 def refuse_new_parameters(module: nn.Module, known: Set[int]) -> None:
     """Raise UsageError for a parameter that is in the model now and was not at `initialize`.
 

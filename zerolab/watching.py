@@ -93,8 +93,8 @@ class WatchedParameters(dict):
         for name, param in self.items():
             if param is not None and sharded_param.is_placeholder(param):
                 raise UsageError(
-                    f"a module was copied or pickled while its parameter {name!r} is sharded, so the "
-                    "copy would hold NaN: do it inside `with zero.GatheredParameters("
+                    f"a module was copied or pickled while its parameter {name!r} is sharded, so "
+                    "the copy would hold NaN: do it inside `with zero.GatheredParameters("
                     "module.parameters()):` on every rank, or keep engine.module_state_dict()"
                 )
         return (dict, (dict(self),))
