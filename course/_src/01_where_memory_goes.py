@@ -1,9 +1,9 @@
 # %% [markdown] title
 # # Where memory goes
 #
-# **The question.** A small GPT has weights of two MiB in bf16. A GPU with sixteen times as much
-# memory cannot train it. What fills it, which part is the largest, and which part does no stage of
-# ZeRO make smaller? The last measurement of this chapter answers.
+# **The question.** A small GPT has weights of two MiB in bf16, a number format of 16 bits. A GPU
+# with sixteen times as much memory cannot train it. What fills it, which part is the largest, and
+# which part does no stage of ZeRO make smaller? The last measurement of this chapter answers.
 #
 # *Estimated 60 minutes. You need chapter 00. You build the parts of an estimator, which
 # says what a training run will hold before anything runs.*
@@ -34,7 +34,8 @@ lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB", watch=MemoryBa
 # | the revision notebooks | `optimizer` | Adam's two averages, in fp32 | then too |
 #
 # The rest is work in progress. `temp` is what an operation has just computed. Only when backward
-# begins can the ledger tell which of it was kept for backward; from then on that is `activation`.
+# begins can the *ledger*, which counts the bytes of a virtual GPU, tell which of it was kept for
+# backward; from then on that is `activation`.
 # So a run that dies in forward reports its activations as `temp`.
 #
 # Why a clean copy? A step changes a weight by about a thousandth of it. bf16 has eight bits of

@@ -43,7 +43,8 @@ for event in calls:
 # | all-to-all | each has a letter for each other one | rows | columns |
 #
 # See four of them happen. Rank 0 begins with ones, rank 1 with tens, rank 2 with hundreds: the
-# digits of a sum say who is in it.
+# digits of a sum say who is in it. The ranks are *lockstep* ranks, threads that take turns, so that
+# a run is the same every time; processes come at the end of the chapter.
 
 
 # %% verbs
@@ -416,10 +417,10 @@ for n in (2, 3, 4):
 
 # %% [markdown] bits-read
 # Whole numbers are exact in any order. Two ranks are exact in fp32, because a + b is b + a. From
-# three ranks on compare with a tolerance, and do not look for a bug where there is none. In bf16
-# it is more than the order: your ring rounds every partial sum to 8 bits of precision before it
-# sends it on, while the package adds in fp32 and rounds once. NCCL's ring rounds on its way as
-# well. That is one reason why large trainings reduce gradients in fp32.
+# three ranks on compare with a tolerance, and do not look for a bug where there is none. In bf16 it
+# is more than the order: your ring rounds every partial sum to 8 bits of precision before it sends
+# it on, while the package adds in fp32 and rounds once. NCCL, the library of NVIDIA's GPUs, rounds
+# on its ring as well. That is one reason why large trainings reduce gradients in fp32.
 
 # %% [markdown] break-it
 # ## Break one line
@@ -484,7 +485,7 @@ stuck(evaluates_on_rank_0)
 
 # %% [markdown] order
 # **Another order.** Two collectives, each rank makes both, and not in the same order. It happens
-# where a loop runs over a `set`, or where hooks fire in the order in which data arrives.
+# where a loop runs over a `set`, or where calls are made in the order in which data arrives.
 
 
 # %% order-mismatch
@@ -499,8 +500,8 @@ stuck(in_two_orders)
 
 # %% [markdown] shape
 # **Another shape.** The last batch of one rank is shorter, or a buffer was padded on one rank and
-# not on the other. With plain gloo this ends the process; with equal byte counts and other dtypes
-# the result is silent garbage. Here it is a sentence.
+# not on the other. With gloo, torch's library for CPUs, this ends the process; with equal byte
+# counts and other dtypes the result is silent garbage. Here it is a sentence.
 
 
 # %% shape-mismatch

@@ -360,11 +360,11 @@ DeadlockTable(torn) if torn else None
 # graph before every backward to find out (`find_unused_parameters=True`). Here backward has a clear
 # end, and what has not left by then leaves then. What is missing counts as zeros in the mean.
 #
-# The opposite happens too. Under reentrant activation checkpointing a parameter that is used twice
-# gets two gradients, and the second may come when its bucket has left. No rank may send that bucket
-# again on its own, since only it knows. The gradient waits where it is; before the update the ranks
-# exchange a few flags anyway, one of them asks "has anybody a late gradient?", and only then all
-# of them send that bucket once more.
+# The opposite happens too. Under torch's older, reentrant kind of activation checkpointing a
+# parameter that is used twice gets two gradients, and the second may come when its bucket has left.
+# No rank may send that bucket again on its own, since only it knows. The gradient waits where it
+# is; before the update the ranks exchange a few flags anyway, one of them asks "has anybody a late
+# gradient?", and only then all of them send that bucket once more.
 
 # %% [markdown] your-turn-finish
 # ## Your turn: the end of backward

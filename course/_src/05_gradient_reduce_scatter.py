@@ -342,10 +342,11 @@ broken
 # %% [markdown] bridge-heading
 # ## The same in PyTorch: FSDP2
 #
-# `fully_shard` with `reshard_after_forward=False` keeps the gathered parameters from forward to
-# backward, reduce-scatters each block's gradients in backward and frees them: the traffic of stage
-# 2, one gather and one reduce-scatter a step. (Between two steps its parameters are sharded as
-# well; chapter 06.) Two processes, gloo, real torch code.
+# FSDP2 is torch's fully sharded data parallelism, its stages 2 and 3. `fully_shard` with
+# `reshard_after_forward=False` keeps the gathered parameters from forward to backward,
+# reduce-scatters each block's gradients in backward and frees them: the traffic of stage 2, one
+# gather and one reduce-scatter a step. (Between two steps its parameters are sharded as well;
+# chapter 06.) Two processes, gloo, real torch code.
 
 
 # %% fsdp
