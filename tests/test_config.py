@@ -212,8 +212,8 @@ def test_duplicate_keys_are_found_wherever_they_stand(tmp_path):
     [
         ('{"train_batch_size": 8,\n "fp16": {"enabled": true}\n', "line 3"),
         ('{"train_batch_size": 8 "x": 1}', "line 1"),
-        ("[1, 2]", "holds a list"),
-        ("7", "holds a int"),
+        ("[1, 2]", "holds [1, 2], which is no object"),
+        ("7", "holds 7, which is no object"),
         (" ", "holds nothing"),
         (" " * (2**20 + 1), "has 1048577 bytes"),
         (
@@ -221,12 +221,38 @@ def test_duplicate_keys_are_found_wherever_they_stand(tmp_path):
             "True is Python, not JSON; write true",
         ),
         ('{"optimizer": {"type": AdamW}, "train_batch_size": 8}', "AdamW has no quotes"),
+        ('{"gradient_clipping": NaN, "train_batch_size": 8}', "NaN is no number of JSON"),
+        ('{"gradient_clipping": -Infinity}', "-Infinity is no number of JSON"),
+        ('{"gradient_clipping": 1e999}', "number 1e999 is too large"),
+        ('{"train_batch_size": ' + "9" * 5000 + "}", "number 99999999999999999... is too large"),
+        ('{"optimizer": {"type": "SGD", "params": {"lr": 1' + "0" * 400 + "}}}", "lr: 1000"),
+        ('{"a": ' * 60 + "1" + "}" * 60, "ds.json: has blocks more than 20 deep; flatten it"),
+        ('{"a":' * 5000, "blocks more than 20 deep"),
+        ("{ /* no end", "is not closed"),
+        ('{"train_batch_size": 8, "\\u001b[31m": 1}', r'"\u001b[31m": is not a key'),
+        ('{"train_batch_size": 8, "": 1}', '"": is not a key'),
     ],
 )
 def test_broken_text_says_where_and_what(tmp_path, text, must_say):
     file = tmp_path / "ds.json"
     file.write_text(text)
     assert must_say in complaints(file)
+
+
+def test_the_encodings_that_editors_write_are_read_and_others_named(tmp_path):
+    file, text = tmp_path / "ds.json", '{"train_batch_size": 8}'
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        file.write_text(text, encoding=encoding)
+        assert config.load(file, 4).train_batch_size == 8
+    file.write_bytes(b'{"caf\xe9": 1}')
+    with pytest.raises(UsageError, match=r"ds.json: is not text in UTF-8: byte 5 is 0xe9; save it"):
+        config.load(file, 4)
+
+
+def test_half_a_character_does_not_reach_screen_or_file(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 8, "log_level": "a\\ud800"}')
+    assert config.load(file, 4).raw["log_level"] == "a\ufffd"
 
 
 @pytest.mark.parametrize("source", ["no/such/file.json", 5, None, "{}"])

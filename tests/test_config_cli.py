@@ -147,3 +147,12 @@ def test_make_writes_a_file_and_does_not_overwrite_one(capsys, tmp_path):
     assert code == 2 and "--force" in err and file.read_text() == before
     assert run(capsys, "make", "-o", file, "--stage", 1, "--force")[0] == 0
     assert config.load(file, 4).stage == 1
+
+
+def test_brackets_in_names_are_shown_as_they_stand(capsys, tmp_path):
+    file = tmp_path / "a[b].json"
+    file.write_text('{"train_batch_size": 8, "[red]x[/blue]": "[/bold]"}')
+    code, out, _ = run(capsys, "check", file, "--gpus", 2)
+    assert code == 2
+    for words in ("a[b].json on 2 GPUs", "[red]x[/blue]: is not a key", "[/bold]"):
+        assert words in out

@@ -1,5 +1,6 @@
 """Whatever a configuration holds: a Config or a ConfigError, and the mended one trains."""
 
+import copy
 import json
 
 import pytest
@@ -17,6 +18,8 @@ NAMES = sorted({name for key in ALL for name in (key.name, *key.other_names)})
 OLD = [*renamed.OLD_OFFLOAD, renamed.PINNED, renamed.OLD_SAVE, *(path[-1] for path in renamed.GONE)]
 WORLDS = st.integers(1, 12)
 MOST_MICRO_STEPS = 4
+# What only a model can tell: whether it has such a part, so many groups of parameters.
+SCRIPT_DECIDES = ("zerolab.unit_modules", "scheduler.params")
 
 scalars = st.one_of(
     st.none(),
@@ -24,11 +27,20 @@ scalars = st.one_of(
     st.integers(-3, 70),
     st.integers(),
     st.floats(),
+    st.sampled_from([2**63, -(10**400), 10**400, 1e308, "\ud800", "\x1b[31m"]),
     st.sampled_from(
         ["auto", "cpu", "nvme", "none", "bf16", "fp16", "mean", "2", "AdamW", "", "WARN"]
     ),
     st.text(max_size=4),
 )
+# Pieces of a text that a reader has to tell apart, and some that Python's own json writes.
+PIECES = """
+{ } [ ] , : " ' \'\'\' // /* */ "a" "a": {"a": True NaN -Infinity 1e999 -0 lr [true|false]
+"\\ud800" \\u12
+""".split()
+WORDS = st.lists(st.sampled_from([*PIECES, "\n", "#\n", "9" * 5000]), max_size=20)
+rates = st.lists(st.floats(0, 1), max_size=3)
+ARGUMENTS = "lr betas eps max_grad_norm x warmup_max_lr warmup_num_steps cycle_max_lr".split()
 anything = st.recursive(
     scalars,
     lambda inner: (
@@ -45,9 +57,9 @@ def fitting(key: keys.Key):
     if isinstance(key.default, bool):
         return st.one_of(st.booleans(), st.booleans(), scalars)
     if key.name == "params":
-        return st.dictionaries(
-            st.sampled_from(["lr", "betas", "eps", "max_grad_norm", "x"]), scalars
-        )
+        return st.dictionaries(st.sampled_from(ARGUMENTS), scalars | rates, max_size=4)
+    if key.name == "unit_modules":
+        return st.lists(st.sampled_from(["0", "Linear", "cpu", ""]), max_size=2) | anything
     if key.name == "type":
         return st.sampled_from(["AdamW", "SGD", "WarmupLR", "OneCycle", "Muon", "Adm"]) | scalars
     if key.name == "stage":
@@ -107,7 +119,7 @@ def test_any_value_is_a_config_or_a_config_error(value, world_size):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(alphabet="{}[]\",:#/*|\\ \n'aTrue1.5-", max_size=40))
+@given(st.text(alphabet="{}[]\",:#/*|\\ \n'aTrue1.5-", max_size=40) | WORDS.map("".join))
 def test_any_text_is_read_or_refused(text):
     try:
         assert isinstance(source.parse(text).raw, dict)
@@ -155,12 +167,31 @@ def train(raw):
     return engine.global_steps, engine.config.accum_steps
 
 
+def without(raw, dotted):
+    """A copy of a file without one key."""
+    block, name = dotted.split(".")
+    rest = copy.deepcopy(raw)
+    del rest[block][name]
+    return rest
+
+
+def run(raw, world_size):
+    """What `train` counts; where the model refuses a key, without that key."""
+    try:
+        return comm.run(train, world_size=world_size, args=(raw,), ledger=False)
+    except config.ConfigError as refused:
+        (key,) = {problem.key for problem in refused.problems}
+        assert key in SCRIPT_DECIDES
+        assert all(problem.remedy for problem in refused.problems)
+        return run(config.examine(without(raw, key), world_size).corrected(), world_size)
+
+
 @settings(max_examples=25, deadline=None)
 @given(files(), st.integers(1, 3))
 def test_any_corrected_configuration_trains_without_a_traceback(raw, world_size):
+    """Or is refused for what only the model can tell, with its name, and trains without it."""
     corrected = config.examine(raw, world_size).corrected()
-    counted = comm.run(train, world_size=world_size, args=(corrected,), ledger=False)
-    for steps, accum_steps in counted:
+    for steps, accum_steps in run(corrected, world_size):
         assert steps == (accum_steps <= MOST_MICRO_STEPS)
 
 

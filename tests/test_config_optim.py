@@ -340,9 +340,44 @@ def test_torch_schedule_by_name_is_torchs():
             "becomes inf",
         ),
         ({"type": "StepLR", "params": {"step_size": 0}}, "are refused by StepLR"),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": "NaN"}}, "'NaN' must be a number, or a"),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": []}}, "0 values for 1 parameter groups"),
+        (
+            {"type": "WarmupLR", "params": {"warmup_min_lr": [1, 2], "warmup_max_lr": [1, 2, 3]}},
+            "2 values for 3 parameter groups",
+        ),
     ],
 )
 def test_scheduler_block_is_checked(block, must_say):
     with pytest.raises(config.ConfigError) as caught:
         load({"type": "AdamW", "params": {"lr": 1.0}}, block)
     assert must_say in str(caught.value)
+
+
+def test_the_one_argument_to_blame_is_named_and_left_out_on_one_line():
+    params = {"step_size": 5, "last_epoch": 3}
+    raw = {"train_batch_size": 4, "optimizer": {"type": "SGD"}}
+    report = config.examine(raw | {"scheduler": {"type": "StepLR", "params": params}}, 2)
+    (problem,) = report.stoppers
+    assert problem.key == "scheduler.params.last_epoch" and "\n" not in str(problem)
+    assert report.corrected()["scheduler"]["params"] == {"step_size": 5}
+    assert set(report.to_fill_in()) == {"scheduler.params.last_epoch"}
+
+
+def test_a_rate_for_each_group_needs_the_script_to_make_the_groups():
+    """Which groups there are only the script knows: the file is valid, and a note says so."""
+    block = {"type": "WarmupLR", "params": {"warmup_max_lr": [0.2, 0.4], "warmup_num_steps": 2}}
+    raw = {"train_batch_size": 4, "optimizer": {"type": "SGD"}, "scheduler": block}
+    cfg, report = config.load(raw, 2), config.examine(raw, 2)
+    assert "2 values, one for each parameter group" in "\n".join(map(str, report.problems))
+    tensors = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    groups = [{"params": [tensor]} for tensor in tensors]
+    scheduler = config.build_scheduler(cfg, config.build_optimizer(cfg, groups))
+    for _ in range(4):
+        scheduler.step()
+    assert scheduler.get_last_lr() == [0.2, 0.4]
+    one_group = config.build_optimizer(cfg, tensors)
+    with pytest.raises(
+        config.ConfigError, match=r"scheduler.params: .* 1 parameter groups; change"
+    ):
+        config.build_scheduler(cfg, one_group)

@@ -10,7 +10,7 @@ from stage_runs import full_params, make_batches, make_config, make_model, to_dt
 from torch import nn
 
 import zerolab
-from zerolab import DeadlockError, UsageError, comm, gpt, sharded_param, units, utils, zero
+from zerolab import DeadlockError, UsageError, comm, config, gpt, sharded_param, units, utils, zero
 
 WORLD_SIZES = (1, 2, 3)
 
@@ -650,6 +650,18 @@ def test_leaf_modules_are_found_by_class_or_name_and_can_be_unset():
     assert [path for path, _ in units.choose(model, [])] == ["moe.experts.0", "moe.experts.1"]
     with pytest.raises(UsageError, match="no module of class Conv2d"):
         utils.set_z3_leaf_modules(model, [nn.Conv2d])
+
+
+def test_a_named_unit_that_the_model_lacks_is_an_error_of_that_key_with_the_nearest_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert [path for path, _ in units.choose(model, ["Linear", "1"])] == ["0", "1"]
+    with pytest.raises(config.ConfigError) as caught:
+        units.choose(model, ["Linaer", "0", "blocks"])
+    assert {problem.key for problem in caught.value.problems} == {"zerolab.unit_modules"}
+    assert "'Linaer' is no part of the model" in str(caught.value)
+    assert "did you mean 'Linear'?" in str(caught.value) and "such as '0'" in str(caught.value)
+    with pytest.raises(config.ConfigError, match="leave the list empty"):
+        units.choose(nn.Linear(2, 2), ["Linear"])
 
 
 def test_registering_an_external_parameter_is_accepted():

@@ -18,6 +18,7 @@ from torch import nn
 from . import bucket as buckets_
 from . import config as config_
 from . import homes
+from .config import problems, values
 from .errors import UsageError
 
 _leaves: WeakSet[nn.Module] = WeakSet()
@@ -35,7 +36,11 @@ def choose(model: nn.Module, names: Sequence[str]) -> list[tuple[str, nn.Module]
 
 
 def named_blocks(model: nn.Module, names: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """Return the units that the configuration names, by path or by class."""
+    """Return the units that the configuration names, by path or by class.
+
+    Raises:
+        ConfigError: a name is in no part of the model; only here can that be seen.
+    """
     found = [
         (path, module)
         for path, module in model.named_modules()
@@ -44,15 +49,23 @@ def named_blocks(model: nn.Module, names: Sequence[str]) -> list[tuple[str, nn.M
     known = {path for path, _ in found} | {type(module).__name__ for _, module in found}
     missing = [name for name in names if name not in known]
     if missing:
-        raise UsageError(
-            f"unit_modules names {missing[0]!r}, but the model has neither a module of that path "
-            "nor of that class"
-        )
+        raise config_.ConfigError([_no_such_part(model, name) for name in missing])
     outer: list[tuple[str, nn.Module]] = []
     for path, module in found:
         if not any(_inside(path, taken) for taken, _ in outer):
             outer.append((path, module))
     return outer
+
+
+def _no_such_part(model: nn.Module, name: str) -> config_.Problem:
+    parts = {path: type(module).__name__ for path, module in model.named_modules() if path}
+    meant = values.closest(name, [*parts.values(), *parts])
+    example = next(iter(parts), "")
+    remedy = f"did you mean {meant!r}?" if meant else f"name one such as {example!r}"
+    if not parts:
+        remedy = "leave the list empty, since the model has no parts"
+    message = f"{name!r} is no part of the model, neither a path nor a class in it"
+    return problems.error(("zerolab", "unit_modules"), message, remedy)
 
 
 def persistent(model: nn.Module, cfg: config_.Config) -> set[nn.Parameter]:

@@ -149,10 +149,11 @@ def _draw(report: "Report") -> None:
     from ..config.problems import same
 
     console = _console()
-    title = f"{report.name} on {report.world_size} GPU{'s' if report.world_size > 1 else ''}"
+    many = "s" if report.world_size > 1 else ""
+    title = f"{escape(report.name)} on {report.world_size} GPU{many}"
     table = _table("key", "value", "here", "what it does", title=title)
     for row in explain.rows(report):
-        table.add_row(row.key, escape(row.value), _status(row.status), row.does)
+        table.add_row(escape(row.key), escape(row.value), _status(row.status), row.does)
     table.columns[0].no_wrap = all(len(row.key) <= KEY_WIDTH for row in explain.rows(report))
     console.print(table)
     if explain.batch(report):

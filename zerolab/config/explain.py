@@ -10,7 +10,7 @@ from typing import Any
 
 from . import Report
 from .keys import STOPS, Key, Status, all_keys, show
-from .problems import Path, Problem, Severity, same
+from .problems import Path, Problem, Severity, dotted, same
 from .schema import File
 
 WORDS = {
@@ -107,7 +107,7 @@ def _rows(report: Report, data: dict[str, Any], above: Path) -> Iterator[Row]:
         else:
             status, does = _said(report, spelled, key)
             silent = value == "auto" and status != "error"
-            yield Row(".".join(spelled), show(value), UNASKED if silent else status, does)
+            yield Row(dotted(spelled), show(value), UNASKED if silent else status, does)
 
 
 def _said(report: Report, spelled: Path, key: Key | None) -> tuple[str, str]:

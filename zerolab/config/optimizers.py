@@ -10,7 +10,6 @@ only for an elementwise optimizer: an element's new value depends on that elemen
 """
 
 import inspect
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from .keys import show
 from .lion import Lion
 from .problems import ConfigError, Edit, Path, Problem, Severity, error
 from .schema import OptimizerBlock
-from .values import closest, number_in
+from .values import closest, is_finite, number_in
 
 BLOCK: Path = ("optimizer",)
 DEFAULT_BLOCK = {"type": "AdamW", "params": {"lr": 1e-4}}
@@ -229,8 +228,13 @@ def _refusal(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> st
     try:
         kind([torch.zeros(1, requires_grad=True)], **arguments)
     except Exception as cause:  # whatever a class makes of odd values, the user needs its words
-        return str(cause) or type(cause).__name__
+        return words_of(cause)
     return ""
+
+
+def words_of(cause: Exception) -> str:
+    """What an exception says, on one line."""
+    return " ".join(str(cause.args[0] if cause.args else "").split()) or type(cause).__name__
 
 
 def _wrong_kind(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> str:
@@ -251,7 +255,7 @@ def _alike(value: Any, default: Any) -> bool:
         return same_length and all(map(_alike, value, default))
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and is_finite(value)
 
 
 def _fusible(kind: type, arguments: dict[str, Any], groups: list[Any]) -> bool:

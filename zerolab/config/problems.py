@@ -17,6 +17,11 @@ from ..errors import UsageError
 Path = tuple[str, ...]
 
 
+def dotted(path: Path) -> str:
+    """A path as one word; a name that cannot be seen or would move the cursor stands as JSON."""
+    return ".".join(name if name.isprintable() and name else json.dumps(name) for name in path)
+
+
 class Severity(StrEnum):
     """How bad a problem is: errors stop `load`, warnings are kept, notes only explain."""
 
@@ -61,7 +66,7 @@ class Problem:
     @property
     def key(self) -> str:
         """The path with dots between the names."""
-        return ".".join(self.path)
+        return dotted(self.path)
 
     @property
     def place(self) -> str:
@@ -111,7 +116,7 @@ def note(path: Path, message: str, remedy: str = "", *edits: Edit) -> Problem:
 def to_fill_in(problems: Iterable[Problem]) -> dict[str, str]:
     """What the edits had to guess or leave out: key -> what stands there now."""
     edits = [edit for problem in problems for edit in problem.edits if edit.fill_in]
-    return {".".join(e.path): _stands(e) for e in edits}
+    return {dotted(e.path): _stands(e) for e in edits}
 
 
 def _stands(edit: Edit) -> str:

@@ -13,8 +13,9 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from . import optimizers
+from .keys import show
 from .one_cycle import OneCycle
-from .problems import ConfigError, Edit, Path, Problem, error
+from .problems import ConfigError, Edit, Path, Problem, error, note
 from .schedules import LRRangeTest, WarmupCosineLR, WarmupDecayLR, WarmupLR
 from .schema import OptimizerBlock, SchedulerBlock
 from .values import closest
@@ -54,9 +55,40 @@ def check(block: SchedulerBlock | None, optimizer: OptimizerBlock | None) -> Ite
     yield from found
     reason = "" if found else _refusal(block, KINDS[name], optimizer)
     if reason:
-        path = (*BLOCK, "params")
-        fix = Edit(BLOCK, drop=True)
-        yield error(path, f"are refused by {name}: {reason}", "change that argument", fix)
+        yield _refused(block, name, optimizer, reason)
+    elif not found:
+        yield from _group_notes(block)
+
+
+def _refused(
+    block: SchedulerBlock, name: str, optimizer: OptimizerBlock | None, reason: str
+) -> Problem:
+    """The argument to blame: the only one without which the class is content; else all of them."""
+    path = (*BLOCK, "params")
+    healing = [
+        argument
+        for argument in block.params
+        if not _refusal(_without(block, argument), KINDS[name], optimizer)
+    ]
+    if len(healing) == 1:
+        where = (*path, healing[0])
+        message = f"{show(block.params[healing[0]])} is refused by {name}: {reason}"
+        fix = Edit(where, drop=True, fill_in=True)
+        return error(where, message, "change it, or delete it for the default", fix)
+    fix = Edit(BLOCK, drop=True)
+    return error(path, f"are refused by {name}: {reason}", "change that argument", fix)
+
+
+def _without(block: SchedulerBlock, argument: str) -> SchedulerBlock:
+    rest = {name: value for name, value in block.params.items() if name != argument}
+    return block.model_copy(update={"params": rest})
+
+
+def _group_notes(block: SchedulerBlock) -> Iterator[Problem]:
+    for argument, count in per_group(block).items():
+        message = f"has {count} values, one for each parameter group that the script makes"
+        remedy = f"give initialize {count} groups as model_parameters"
+        yield note((*BLOCK, "params", argument), message, remedy)
 
 
 def build(block: SchedulerBlock | None, optimizer: Any) -> Any:
@@ -72,8 +104,8 @@ def build(block: SchedulerBlock | None, optimizer: Any) -> Any:
         raise ConfigError([_no_kind(block)])
     try:
         return KINDS[name](optimizer, **block.params)
-    except (TypeError, ValueError, ArithmeticError) as cause:
-        problem = error((*BLOCK, "params"), str(cause), "change that argument")
+    except (TypeError, ValueError, ArithmeticError, LookupError) as cause:
+        problem = error((*BLOCK, "params"), optimizers.words_of(cause), "change that argument")
         raise ConfigError([problem]) from cause
 
 
@@ -112,8 +144,9 @@ def _name_problems(block: SchedulerBlock, kind: Kind) -> Iterator[Problem]:
 
 def _refusal(block: SchedulerBlock, kind: Kind, optimizer: OptimizerBlock | None) -> str:
     """Build it and take a few steps; what the class says against its arguments, or ""."""
-    trial = optimizers.build(optimizer, [torch.zeros(1, requires_grad=True)]) if optimizer else None
-    trial = trial or torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    count = max(per_group(block).values(), default=1)
+    groups = [{"params": [torch.zeros(1, requires_grad=True)]} for _ in range(count)]
+    trial = optimizers.build(optimizer, groups) if optimizer else torch.optim.AdamW(groups)
     try:
         schedule = kind(trial, **block.params)
         for _ in range(STEPS_TRIED):
@@ -121,8 +154,14 @@ def _refusal(block: SchedulerBlock, kind: Kind, optimizer: OptimizerBlock | None
             schedule.step()
             _insist_on_numbers([float(group["lr"]) for group in trial.param_groups])
     except Exception as cause:  # whatever a class makes of odd values, the user needs its words
-        return str(cause) or type(cause).__name__
+        return optimizers.words_of(cause)
     return ""
+
+
+def per_group(block: SchedulerBlock) -> dict[str, int]:
+    """The arguments that give each parameter group a value of its own: name -> how many."""
+    lists = {name: value for name, value in block.params.items() if isinstance(value, list)}
+    return {name: len(value) for name, value in lists.items() if name != "milestones" and value}
 
 
 def _insist_on_numbers(rates: list[float]) -> None:

@@ -77,6 +77,8 @@ class Schedule(ABC):
         groups = len(self.optimizer.param_groups)
         if isinstance(rates, (int, float)):
             return [rates] * groups
+        if isinstance(rates, str):
+            raise ValueError(f"{name} {rates!r} must be a number, or a list of numbers")
         if len(rates) != groups:
             raise ValueError(f"{name} has {len(rates)} values for {groups} parameter groups")
         return list(rates)

@@ -8,6 +8,8 @@ all; `_settle` finds keys that stand twice in one object.
 
 import base64
 import binascii
+import codecs
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,21 +19,24 @@ from typing import Any
 
 import hjson
 
+from .keys import show
 from .problems import ConfigError, Edit, Path, Problem, error
 
 DEEPEST = 20  # blocks within blocks; a real file has four
 LARGEST = 2**20  # bytes of a file; a real one has a few thousand
 MARK = "\x00placeholder "
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+ENDLESS = ("NaN", "Infinity", "nan", "inf")  # what Python's json writes, and what it prints
 _COMMENT = r"#[^\n]*|//[^\n]*|/\*.*?\*/"
 # Strings and comments pass through unchanged; the named groups are what `_tidy` looks for. A bare
 # word may end a line in HJSON; before a comma or a bracket it would swallow the rest of the line.
 _TOKEN = re.compile(
     rf'"(?:\\.|[^"\\\n])*"|{_COMMENT}'
     r"|(?P<choice>\[\s*\w+(?:\s*\|\s*\w+)+\s*\])"
-    r"|(?P<colon>:\s*)(?!(?:true|false|null)\b)(?P<word>[A-Za-z_][\w.]*)(?=\s*[,}\]])",
+    r"|(?P<colon>:\s*)(?!(?:true|false|null)\b)(?P<word>-?[A-Za-z_][\w.]*)(?=\s*[,}\]])",
     re.DOTALL,
 )
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,28 @@ def parse(text: str, name: str = "config") -> Source:
         message = f"{where}: {cause.msg[:1].lower()}{cause.msg[1:]}"
         remedy = "look for a missing quote, comma or brace there or just before"
         raise ConfigError([*problems, error((), message, remedy)], name) from cause
-    except (IndexError, RecursionError, ValueError) as cause:
-        message = f"cannot be read ({cause}): a comment, text or block is not closed"
-        raise ConfigError([error((), message, "close it")], name) from cause
+    except (IndexError, RecursionError, ValueError, ArithmeticError) as cause:
+        raise ConfigError([_unreadable(text, cause)], name) from cause
     if not isinstance(raw, _Pairs):
-        shown = f"a {type(raw).__name__}" if text.strip() else "nothing"
+        shown = f"{show(raw)}, which is no object" if text.strip() else "nothing"
         raise ConfigError([error((), f"holds {shown}", 'write an object: {"key": value}')], name)
-    return Source(name, _settle(raw, (), problems), problems)
+    return Source(name, _settle(raw, (), problems, name), problems)
+
+
+def _unreadable(text: str, cause: Exception) -> Problem:
+    """What stops the reader at a place that it does not name."""
+    if isinstance(cause, RecursionError):
+        return _too_deep()
+    endless = (m[0] for m in _NUMBER.finditer(text) if math.isinf(float(m[0])))
+    number = next(endless, "")
+    if number:
+        shown = number if len(number) <= 20 else number[:17] + "..."
+        return error((), f"the number {shown} is too large for a number", "write a smaller one")
+    return error((), f"a comment, text or block is not closed ({cause})", "close it")
+
+
+def _too_deep() -> Problem:
+    return error((), f"has blocks more than {DEEPEST} deep", "flatten it")
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -100,7 +120,7 @@ def _text(given: str) -> tuple[str, str]:
     try:
         if path.is_file():
             _refuse_large(path)
-            return path.name, path.read_text(encoding="utf-8-sig")
+            return path.name, _text_of(path)
         return "config", base64.b64decode(given, validate=True).decode()
     except ConfigError:
         raise
@@ -116,6 +136,17 @@ def _refuse_large(path: FilePath) -> None:
     if nbytes > LARGEST:
         message = f"has {nbytes} bytes; a configuration has at most {LARGEST}"
         raise ConfigError([error((), message, "give the path of the right file")], path.name)
+
+
+def _text_of(path: FilePath) -> str:
+    """The text of a file in UTF-8, or in UTF-16 as PowerShell's `>` writes it."""
+    data = path.read_bytes()
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+    try:
+        return data.decode(encoding or "utf-8-sig")
+    except UnicodeDecodeError as cause:
+        message = f"is not text in UTF-8: byte {cause.start} is 0x{data[cause.start]:02x}"
+        raise ConfigError([error((), message, "save it as UTF-8")], path.name) from cause
 
 
 def _tidy(text: str, problems: list[Problem]) -> str:
@@ -137,33 +168,43 @@ def _tidy(text: str, problems: list[Problem]) -> str:
 
 
 def _bare_word(word: str) -> Problem:
+    if word.lstrip("-") in ENDLESS:
+        message = f"{word} is no number of JSON"
+        return error((), message, "write an ordinary number, or delete the key")
     if word in PYTHON_WORDS:
         return error((), f"{word} is Python, not JSON", f"write {PYTHON_WORDS[word]}")
     message = f"{word} has no quotes, and a file holds values, no variables"
     return error((), message, f'write "{word}", or the value you mean')
 
 
-def _settle(data: Any, path: Path, problems: list[Problem]) -> Any:
+def _settle(data: Any, path: Path, problems: list[Problem], name: str = "config") -> Any:
     """A plain copy: dicts of dicts, duplicates reported, placeholders marked as such."""
     if len(path) > DEEPEST:
-        raise ConfigError([error((), f"has blocks more than {DEEPEST} deep", "flatten it")])
-    if isinstance(data, str) and data.startswith(MARK):
-        return Placeholder(data.removeprefix(MARK))
+        raise ConfigError([_too_deep()], name)
+    if isinstance(data, str):
+        marked = data.startswith(MARK)
+        return Placeholder(data.removeprefix(MARK)) if marked else _printable(data)
     if isinstance(data, (_Pairs, Mapping)):
-        return _settle_object(data, path, problems)
+        return _settle_object(data, path, problems, name)
     if isinstance(data, (list, tuple)):
-        return [_settle(item, (*path, "[]"), problems) for item in data]
+        return [_settle(item, (*path, "[]"), problems, name) for item in data]
     return data
 
 
-def _settle_object(data: Any, path: Path, problems: list[Problem]) -> dict[str, Any]:
+def _settle_object(data: Any, path: Path, problems: list[Problem], name: str) -> dict[str, Any]:
     settled: dict[str, Any] = {}
-    for name, value in data if isinstance(data, _Pairs) else data.items():
-        here = (*path, str(name))
-        if str(name) in settled:
+    for given, value in data if isinstance(data, _Pairs) else data.items():
+        key = _printable(str(given))
+        here = (*path, key)
+        if key in settled:
             message = "stands twice in this object, and readers disagree which one counts"
-            kept = Edit(here, settled[str(name)])
+            kept = Edit(here, settled[key])
             problems.append(error(here, message, "keep one of the two", kept))
         else:
-            settled[str(name)] = _settle(value, here, problems)
+            settled[key] = _settle(value, here, problems, name)
     return settled
+
+
+def _printable(text: str) -> str:
+    """The text with a mark for each half of a character, which no screen or file can take."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

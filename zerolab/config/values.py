@@ -54,6 +54,14 @@ def number_in(text: object) -> float | None:
     return int(number) if number == int(number) and "e" not in str(text).lower() else number
 
 
+def is_finite(number: float) -> bool:
+    """Whether a number is finite as a float; a whole number of 400 digits is not."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """The known word that this one most likely means, or ""."""
     names = {name.lower(): name for name in known}
@@ -73,8 +81,9 @@ def _flag(value: Any) -> bool:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        hint = "no quotes" if isinstance(value, str) else "for example 1.0"
-        raise Unfit(f"must be a number; write it as a number, {hint}", number_in(value))
+        meant = number_in(value)
+        hint = "for example 1" if meant is None else "no quotes"
+        raise Unfit(f"must be a number; write it as a number, {hint}", meant)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("must be finite; write an ordinary number")
     return value if abs(value) < 2**63 else _too_large()
