@@ -50,6 +50,32 @@ def test_json_has_exactly_the_promised_fields(capsys):
         assert rank["peak_bytes"] > sum(rank["state_bytes"].values())
 
 
+FP16 = {"enabled": True, "initial_scale_power": 40, "hysteresis": 1}  # too high: 2**40 overflows
+
+
+def scaled_config(tmp_path, **fp16):
+    path = tmp_path / "fp16.json"
+    path.write_text(json.dumps({"train_batch_size": 8, "fp16": FP16 | fp16}))
+    return str(path)
+
+
+@pytest.mark.parametrize("world", ["lockstep", "gloo"])
+def test_fp16_says_how_many_steps_were_skipped_and_where_the_loss_scale_is(capsys, tmp_path, world):
+    path = scaled_config(tmp_path)
+    result = run_json(capsys, "--config", path, "--world", world, "--stage", "3")
+    assert (result["skipped_steps"], result["loss_scale"]) == (3, 2.0**37)
+    assert result["losses"][0] == pytest.approx(result["losses"][-1], abs=0.2)
+
+
+def test_the_summary_names_skipped_steps_with_fp16_only(capsys, tmp_path):
+    _code, out, _err = run(capsys, "--config", scaled_config(tmp_path))
+    assert "fp16: 3 of 3 steps skipped on overflow, loss scale 137,438,953,472 at the end" in out
+    _code, out, _err = run(capsys, "--config", scaled_config(tmp_path, initial_scale_power=8))
+    assert "fp16: no step skipped, loss scale 256 at the end" in out
+    _code, out, _err = run(capsys, "--dtype", "bf16")
+    assert "overflow" not in out and "loss scale" not in out
+
+
 def test_result_goes_to_stdout_and_news_to_stderr(capsys):
     code, out, err = run(capsys, "--json")
     assert code == 0

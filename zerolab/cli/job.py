@@ -67,6 +67,8 @@ class RankReport:
     state_step: int = 0  # the step in which that was, from 1; 0 for none
     traffic: dict[str, dict[str, int]] = field(default_factory=dict)  # of the last step
     traffic_step: int = 0  # which one that was; it may have been cut short
+    skipped_steps: int = 0  # cancelled by an overflow
+    loss_scale: float = 1.0  # after the last step; it moves with fp16 only
     sample: str = ""
 
 
@@ -124,6 +126,7 @@ def _step(
         report.state_step = sum(mark.name == "grads_ready" for mark in comm.records().marks)
         report.traffic_step = number
         report.traffic = traffic(comm.records().collectives[first_call:])
+        report.skipped_steps, report.loss_scale = trainer.skipped_steps, trainer.cur_scale
     report.step_seconds.append(time.perf_counter() - start)
     report.losses.append(mean_over_ranks(sum(losses) / len(losses)))
     if report.rank == 0:

@@ -13,7 +13,11 @@ from .merge import DTYPE_NAMES
 
 
 def to_json(outcome: Outcome, settings: Config) -> str:
-    """Write an outcome as one line of JSON; `error` and `sample` only where there is one."""
+    """Write an outcome as one line of JSON.
+
+    `error` and `sample` are there only where there is one, `skipped_steps` and `loss_scale`
+    only with fp16.
+    """
     first = outcome.first
     fields: dict[str, Any] = {
         "stage": settings.stage,
@@ -23,6 +27,8 @@ def to_json(outcome: Outcome, settings: Config) -> str:
         "step_seconds": first.step_seconds if first else [],
         "ranks": [_rank(report) for report in outcome.reports],
     }
+    if first is not None and settings.fp16.enabled:
+        fields |= {"skipped_steps": first.skipped_steps, "loss_scale": first.loss_scale}
     if first is not None and first.sample:
         fields["sample"] = first.sample
     if outcome.error is not None:

@@ -38,6 +38,8 @@ def print_summary(outcome: Outcome, settings: Config, job: Job) -> None:
     if first is not None and first.losses:
         console.print(traffic_table(first, stopped))
         console.print(speed(first, settings, job), highlight=False)
+        if settings.fp16.enabled:
+            console.print(scaling(first), highlight=False)
     if first is not None and first.sample:
         console.print(f"\n{printable(first.sample)}", highlight=False, markup=False)
 
@@ -83,6 +85,14 @@ def speed(report: RankReport, settings: Config, job: Job) -> str:
     first, last = (f"{report.losses[number]:.4f}" for number in (0, -1))
     fell = f"loss {first} -> {last} in {steps} steps" if steps > 1 else f"loss {first} in 1 step"
     return f"{fell}, {tokens / sum(times):,.0f} tokens/s on all ranks together"
+
+
+def scaling(report: RankReport) -> str:
+    """Say how many steps an overflow has cost, and what the loss scale is now."""
+    skipped, steps, scale = report.skipped_steps, len(report.losses), report.loss_scale
+    lost = f"{skipped} of {steps} steps skipped on overflow" if skipped else "no step skipped"
+    written = f"{scale:,.0f}" if scale == int(scale) else f"{scale:g}"
+    return f"fp16: {lost}, loss scale {written} at the end"
 
 
 def printable(text: str) -> str:
