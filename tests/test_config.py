@@ -239,6 +239,21 @@ def test_broken_text_says_where_and_what(tmp_path, text, must_say):
     assert must_say in complaints(file)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "must_say"),
+    [
+        ({"optimizer": "auto"}, "there is no optimizer block"),
+        ({"optimizer": {"type": "auto"}}, "optimizer.type: is missing"),
+        ({"scheduler": {"type": "auto", "params": {}}}, "scheduler.type: is missing"),
+    ],
+)
+def test_auto_where_no_default_can_run_is_an_error_before_the_training(blocks, must_say):
+    raw = {"train_batch_size": 8, "optimizer": {"type": "AdamW"}} | blocks
+    report = config.examine(raw, 4)
+    assert must_say in "\n".join(map(str, report.stoppers))
+    assert config.examine(report.corrected(), 4).stoppers == ()
+
+
 def test_the_encodings_that_editors_write_are_read_and_others_named(tmp_path):
     file, text = tmp_path / "ds.json", '{"train_batch_size": 8}'
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):

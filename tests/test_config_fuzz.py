@@ -61,7 +61,10 @@ def fitting(key: keys.Key):
     if key.name == "unit_modules":
         return st.lists(st.sampled_from(["0", "Linear", "cpu", ""]), max_size=2) | anything
     if key.name == "type":
-        return st.sampled_from(["AdamW", "SGD", "WarmupLR", "OneCycle", "Muon", "Adm"]) | scalars
+        return (
+            st.sampled_from(["AdamW", "SGD", "WarmupLR", "OneCycle", "Muon", "Adm", "auto"])
+            | scalars
+        )
     if key.name == "stage":
         return st.integers(0, 4)
     return st.one_of(st.just(key.default), st.integers(0, 64), scalars)

@@ -32,6 +32,7 @@ class Reading:
         given: canonical path of each key of the file -> the key.
         written: canonical path -> the path as the file spells it.
         wrong: canonical paths whose values were refused.
+        silent: canonical paths where "auto" stands, so that the default counts.
         problems: what was found, in reading order.
     """
 
@@ -39,6 +40,7 @@ class Reading:
     given: dict[Path, Key] = field(default_factory=dict)
     written: dict[Path, Path] = field(default_factory=dict)
     wrong: set[Path] = field(default_factory=set)
+    silent: set[Path] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
     def fine(self, *path: str) -> bool:
@@ -111,10 +113,11 @@ def _twice(spelled: Path, first: str) -> Problem:
 
 def _take(key: Key, value: Any, values: dict[str, Any], reading: Reading) -> None:
     spelled = reading.written[key.path]
-    if isinstance(value, Placeholder) or (value == "auto" and key.default != "auto"):
+    if isinstance(value, Placeholder):
         reading.wrong.add(key.path)
-        problem = _auto(key, spelled) if value == "auto" else _placeholder(key, value, spelled)
-        reading.problems.append(problem)
+        reading.problems.append(_placeholder(key, value, spelled))
+    elif value == "auto" and key.default != "auto":
+        _auto(key, spelled, reading)
     elif key.block is not None and isinstance(value, dict):
         values[key.field] = _walk(key.block, value, key.path, spelled, reading)
     elif key.name == "params" and isinstance(value, dict):
@@ -129,10 +132,15 @@ def _arguments(params: dict[str, Any], spelled: Path, reading: Reading) -> dict[
     return {name: value for name, value in params.items() if value != "auto"}
 
 
-def _auto(key: Key, spelled: Path) -> Problem:
+def _auto(key: Key, spelled: Path, reading: Reading) -> None:
     if key.name in (TOTAL, MICRO, ACCUM):
-        return error(spelled, TRAINER, "write a number", Edit(spelled, drop=True))
-    return note(spelled, TRAINER, f"the default is used: {show(key.default)}")
+        reading.wrong.add(key.path)
+        drop = Edit(spelled, drop=True)
+        reading.problems.append(error(spelled, TRAINER, "write a number", drop))
+    else:
+        reading.silent.add(key.path)
+        used = f"the default is used: {show(key.default)}"
+        reading.problems.append(note(spelled, TRAINER, used))
 
 
 def _placeholder(key: Key, value: Placeholder, spelled: Path) -> Problem:

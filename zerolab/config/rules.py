@@ -40,6 +40,8 @@ def value_of(reading: Reading, path: Path) -> object:
 
 def asks(reading: Reading, key: Key) -> bool:
     """Whether the file wants something of this key that a status may refuse."""
+    if key.path in reading.silent:
+        return False
     value = value_of(reading, key.path)
     if isinstance(value, Block):
         return value.asked()
