@@ -571,7 +571,7 @@ def write(steps, numel):
     return data.decode(list(islice(gpt.generate(trainer, prompt, small.seq_len, luck), numel)))
 
 
-print("after 15 steps: The " + zerolab.run(write, ranks, args=(15, 40), ledger=False)[0])
+print("after 30 steps: The " + zerolab.run(write, ranks, args=(30, 40), ledger=False)[0])
 
 # %% [markdown] answer-heading
 # ## The answer

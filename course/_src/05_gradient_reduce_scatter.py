@@ -479,7 +479,7 @@ def write(steps, numel):
     return data.decode(list(islice(gpt.generate(trainer, prompt, small.seq_len, luck), numel)))
 
 
-print("after 15 steps of stage 2: The " + zerolab.run(write, ranks, args=(15, 60), ledger=False)[0])
+print("after 30 steps of stage 2: The " + zerolab.run(write, ranks, args=(30, 60), ledger=False)[0])
 
 # %% [markdown] record-heading
 # ## Beside the formula
