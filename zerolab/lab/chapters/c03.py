@@ -96,6 +96,10 @@ EXERCISES = (
             moments.keeps_16_bits,
             moments.calls_it_filling,
             moments.forgets_the_state,
+            moments.only_from_empty,
+            moments.always_counts_as_grad,
+            moments.adds_to_nothing,
+            moments.forgets_the_padding,
         ),
         hunted=(
             "forgets_that_it_was_used",
@@ -126,6 +130,8 @@ EXERCISES = (
             moments.sends_again_and_again,
             moments.waits_at_once,
             moments.skips_the_incomplete,
+            moments.leaves_the_last_for_the_end,
+            moments.takes_filled_for_complete,
         ),
     ),
     Exercise(
@@ -150,6 +156,7 @@ EXERCISES = (
             moments.sends_everything_again,
             moments.sends_the_latecomers_alone,
             moments.drops_the_latecomers,
+            moments.sends_the_rest_backwards,
         ),
     ),
     Exercise(
@@ -171,6 +178,10 @@ EXERCISES = (
             moments.keeps_the_dtype_of_the_journey,
             moments.holds_on_to_the_message,
             moments.takes_it_for_done,
+            moments.makes_a_new_sum,
+            moments.keeps_where_it_came,
+            moments.says_empty,
+            moments.always_fills,
         ),
     ),
     Exercise(

@@ -4,18 +4,21 @@ Owns when which bucket has to leave. References are plain torch in one process w
 of all ranks, and the order in which backward reaches the layers.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ... import engine
+from ... import device, engine
+from ...bucket import Bucket
 from .. import evidence
 from ..outcome import Wrong
 from . import c03_runs as runs
+from . import c04_checks
 
 Function = Callable[..., Any]
 Ranks = list[list[runs.Step]]
@@ -28,14 +31,24 @@ SENT = (
 )
 
 
+# Two layers a bucket, in the second of two micro-steps.
+WIDE = runs.Case(accum=2, limit=2 * runs.LAYER)
+WIDE_LABELS = LABELS[:3]
+SENT_WIDE = (
+    {"last": 0, "right": 0, "left": 1, "first": 1},
+    {"last": 0, "rare": 0, "left": 0, "right": 0, "first": 1},
+    {"last": 0, "right": 0, "left": 1, "first": 1},
+)
+
+
 # What the moments show in the engine.
 
 
-def check_sent(ranks: Ranks) -> None:
+def check_sent(ranks: Ranks, right: Sequence[dict[str, int]] = SENT) -> None:
     """When the first gradient of a layer comes, so many buckets have been sent."""
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
-            expected = SENT[rank]
+            expected = right[rank]
             if step.sent != expected:
                 layer = next(n for n in expected if step.sent.get(n) != expected[n])
                 raise Wrong(
@@ -65,14 +78,14 @@ def _check_under_way(ranks: Ranks) -> None:
                 )
 
 
-def _check_order(ranks: Ranks, *, again: tuple[str, ...] = ()) -> None:
+def _check_order(ranks: Ranks, labels: tuple[str, ...] = LABELS) -> None:
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
-            if step.order != LABELS + again:
+            if step.order != labels:
                 raise Wrong(
                     f"Step {number}: {len(step.order)} reductions were sent, and "
-                    f"{len(LABELS + again)} are right, in index order.",
-                    expected=LABELS + again,
+                    f"{len(labels)} are right, in index order.",
+                    expected=labels,
                     observed=step.order,
                     call="one step",
                     rank=rank,
@@ -121,16 +134,16 @@ def _check_grad(
         )
 
 
-def _check_held(ranks: Ranks, expected: int) -> None:
+def _check_held(ranks: Ranks, expected: int, call: str) -> None:
     for rank, steps in enumerate(ranks):
         for step in steps:
             if step.held["grad"] != expected:
                 raise Wrong(
                     f"Before the update a rank holds {step.held['grad']} bytes of gradients, and "
-                    f"{expected} are right: they wait in fp32.",
+                    f'{expected} are right: they wait in fp32, and count as "grad".',
                     expected=f"{expected} bytes",
                     observed=f"{step.held['grad']} bytes",
-                    call="one step with two dtypes",
+                    call=call,
                     rank=rank,
                 )
 
@@ -170,6 +183,7 @@ def _check_left(ranks: Ranks) -> None:
 
 def check_collect(answer: Function) -> Iterator[str]:
     """Gradients of several steps, accumulated ones, order, bytes."""
+    _check_buffer(answer)
     ranks = runs.watch(runs.Case())
     _check_left(ranks)
     yield "after backward no parameter has a gradient of its own"
@@ -184,10 +198,85 @@ def check_collect(answer: Function) -> Iterator[str]:
     yield "two micro-steps: the second gradient is added to the first"
     _check_states(ranks)
     yield "a bucket is FILLING with its first gradient, and stays IN_FLIGHT while it travels"
-    _check_held(runs.watch(runs.Case(dtype="bf16")), 4 * runs.PADDED * runs.NUM_LAYERS)
+    ranks = runs.watch(runs.Case(dtype="bf16", accum=2, reduce="micro_step"))
+    _check_held(ranks, 4 * runs.PADDED * runs.NUM_LAYERS, "two micro-steps in bf16")
+    _check_states(ranks)
     yield "bf16 gradients wait in fp32 where that is asked for: bytes held"
+    _check_notes(answer)
+    yield "a bucket by itself: which slots it notes, in three sets"
     _check_sparse()
     yield "a sparse gradient of an embedding finds its place"
+
+
+@contextlib.contextmanager
+def _empty_is_nan() -> Iterator[None]:
+    """Let `torch.empty` give NaN in the block, where otherwise anything may lie, zeros too."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def _collected(answer: Function, kind: str) -> tuple[Bucket, dict[str, int]]:
+    """Let the second of a bucket's two gradients be collected; return the bucket and the bytes."""
+    bucket = c04_checks.make_bucket((16, 3), 2, 0, [0])
+    with _empty_is_nan(), device.VirtualGPU() as gpu:
+        with device.tag("temp"):
+            bucket.slots[1].param.grad = torch.ones(3)
+        answer(bucket, 1, torch.float32, kind)
+        held = {kind: nbytes for kind, nbytes in gpu.by_kind().items() if nbytes}
+    return bucket, held
+
+
+def _check_buffer(answer: Function) -> None:
+    """The buffer is as long as the bucket with its padding, and counts as it was told."""
+    for kind in ("grad", "bucket"):
+        bucket, held = _collected(answer, kind)
+        numel = 0 if bucket.fresh is None else bucket.fresh.numel()
+        if numel != bucket.padded_numel:
+            raise Wrong(
+                f"A bucket of 16 + 3 elements on 2 ranks: `fresh` has {numel} elements. It is sent "
+                f"as it is, and every rank sends {bucket.padded_numel}, padding included.",
+                expected=f"{bucket.padded_numel} elements",
+                observed=f"{numel} elements",
+                call=f"collect(bucket, 1, torch.float32, {kind!r})",
+            )
+        _check_first(bucket)
+        if not held.get(kind) and set(held) - {"temp", "input"}:
+            raise Wrong(
+                f"The buffer was to count as {kind!r}; the ledger has {held}.",
+                expected={kind: 4 * numel},
+                observed=held,
+                call=f"collect(bucket, 1, torch.float32, {kind!r})",
+            )
+
+
+def _check_first(bucket: Bucket) -> None:
+    found = [] if bucket.fresh is None else bucket.fresh[16:19].tolist()
+    if any(map(math.isnan, found)):
+        raise Wrong(
+            "The first gradient of slot 1 is [1, 1, 1], and the buffer now holds NaN there. What "
+            "`torch.empty` gives holds anything: the first gradient is put there, not added.",
+            expected=[1.0, 1.0, 1.0],
+            observed=found,
+            call="collect(bucket, 1, torch.float32, 'grad')",
+        )
+
+
+def _check_notes(answer: Function) -> None:
+    bucket, _ = _collected(answer, "grad")
+    notes = {"filled": bucket.filled, "arrived": bucket.arrived, "used": bucket.used}
+    for name, noted in notes.items():
+        if noted != {1}:
+            raise Wrong(
+                f"The gradient of slot 1 has come, and `bucket.{name}` is {noted or '{}'}.",
+                expected="{1}",
+                observed=f"{noted or '{}'}",
+                call="collect(bucket, 1, torch.float32, 'grad')",
+            )
 
 
 def _check_states(ranks: Ranks) -> None:
@@ -252,6 +341,28 @@ def check_post_backward(answer: Function) -> Iterator[str]:
     yield "on each rank the same order, though gradients come in another order on rank 1"
     check_grads(ranks, runs.Case())
     yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
+    _check_in_backward(ranks)
+    yield "the last bucket leaves with the last gradient, not at the end"
+    ranks = runs.watch(WIDE)
+    check_sent(ranks, SENT_WIDE)
+    _check_order(ranks, WIDE_LABELS)
+    yield "two layers a bucket, two micro-steps: what came in this backward alone makes it complete"
+
+
+def _check_in_backward(ranks: Ranks) -> None:
+    """Every bucket that a rank completes has left when backward is over."""
+    for rank, steps in enumerate(ranks):
+        complete = runs.NUM_LAYERS - (rank != 1)  # the last bucket belongs to rank 1 alone
+        for number, step in enumerate(steps):
+            if step.in_backward != complete:
+                raise Wrong(
+                    f"Step {number}: all gradients of {complete} buckets had come, and when "
+                    f"backward was over {step.in_backward} had been sent.",
+                    expected=f"{complete} buckets sent in backward",
+                    observed=f"{step.in_backward} buckets",
+                    call="one backward of five layers",
+                    rank=rank,
+                )
 
 
 # 3.5 finish_backward
@@ -265,11 +376,12 @@ def check_finish_backward(answer: Function) -> Iterator[str]:
     check_sent(ranks)
     check_grads(ranks, runs.Case())
     yield f"gradients of {runs.STEPS} steps on {runs.WORLD_SIZE} ranks: those of plain torch"
-    case = runs.Case(accum=2)
+    case = runs.Case(accum=2, rare_last=True)
     ranks = runs.watch(case)
     _check_order(ranks)
     check_grads(ranks, case)
     yield "two micro-steps: nothing moves in the first, everything once in the second"
+    yield "where the first bucket waits for its gradients, all leave at the end, in index order"
     case = runs.Case(reuse=True)
     ranks = runs.watch(case)
     check_grads(ranks, case)
@@ -277,6 +389,20 @@ def check_finish_backward(answer: Function) -> Iterator[str]:
 
 
 # 3.6 receive
+
+
+def _check_reduced(ranks: Ranks) -> None:
+    for rank, steps in enumerate(ranks):
+        for name, state in steps[0].states.items():
+            if state != "reduced":
+                raise Wrong(
+                    f"The mean of bucket {name} has come and nothing came meanwhile, and its "
+                    f"state is {state}.",
+                    expected="reduced",
+                    observed=state,
+                    call="one step",
+                    rank=rank,
+                )
 
 
 def check_receive(answer: Function) -> Iterator[str]:
@@ -287,20 +413,25 @@ def check_receive(answer: Function) -> Iterator[str]:
     for rank, steps in enumerate(ranks):
         if steps[0].loose:
             raise Wrong(
-                f"{len(steps[0].loose)} buckets still hold the handle of a collective that has "
-                "ended.",
+                f"{len(steps[0].loose)} buckets still hold on to a collective that has ended: "
+                f"{', '.join(steps[0].loose)}.",
                 expected="`work` and `incoming` are None",
                 observed=steps[0].loose,
                 call="one step",
                 rank=rank,
             )
     yield "a received bucket lets go of the handle and of the buffer that travelled"
+    _check_reduced(ranks)
+    yield "and is REDUCED: its mean waits for the update"
     case = runs.Case(accum=2, reduce="micro_step")
-    check_grads(runs.watch(case), case)
-    yield "reduced in every micro-step, the means add up"
+    ranks = runs.watch(case)
+    check_grads(ranks, case)
+    _check_held(ranks, 4 * runs.PADDED * runs.NUM_LAYERS, "two micro-steps, each reduced")
+    yield "reduced in every micro-step, the means add up, in the memory of the first"
     case = runs.Case(reuse=True)
     check_grads(runs.watch(case), case)
     yield "a bucket that has got a gradient meanwhile is FILLING, and is sent once more"
     case = runs.Case(travel="bf16")
-    _check_held(runs.watch(case), 4 * runs.PADDED * runs.NUM_LAYERS)
+    held = 4 * runs.PADDED * runs.NUM_LAYERS
+    _check_held(runs.watch(case), held, "one step with two dtypes")
     yield "means that have travelled in bf16 are kept in fp32: bytes held"

@@ -6,7 +6,8 @@ belongs to rank 1 alone. `share` trains the second with a function that needs no
 looks at it from inside backward. `alone` and `share_alone` are plain torch in one process.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -34,17 +35,24 @@ Grads = dict[str, torch.Tensor | None]
 class Crossing(nn.Module):
     """Five layers; ranks part in the middle and meet again."""
 
-    def __init__(self, *, reuse: bool) -> None:
+    rare: nn.Module
+    first: nn.Module
+    left: nn.Module
+    right: nn.Module
+    last: nn.Module
+
+    def __init__(self, *, reuse: bool, rare_last: bool = False) -> None:
         """Make the layers, the same each time.
 
-        `reuse`: nobody parts, but rank 1 comes to the left layer a second time.
+        `reuse`: nobody parts, but rank 1 comes to the left layer a second time. `rare_last`: the
+        layer of rank 1 alone is the last of the model, whose bucket is the first to be sent.
         """
         super().__init__()
         torch.manual_seed(11)
         self.reuse = reuse
-        self.rare, self.first, self.left, self.right, self.last = (
-            nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS)
-        )
+        names = ["rare", "first", "left", "right", "last"]
+        for name in [*names[1:], names[0]] if rare_last else names:
+            self.add_module(name, nn.Linear(WIDTH, WIDTH))
 
     def forward(self, inputs: torch.Tensor, rank: int) -> torch.Tensor:
         """Return [samples, width] as `rank` computes it."""
@@ -76,6 +84,11 @@ class Case:
     dtype: str = "fp32"  # in bf16, gradients wait in fp32
     travel: str | None = None  # dtype of the collectives; None: the one they wait in
     limit: int = LAYER
+    rare_last: bool = False
+
+    def model(self) -> Crossing:
+        """Return the model, the same numbers each time."""
+        return Crossing(reuse=self.reuse, rare_last=self.rare_last)
 
     def config(self) -> dict[str, Any]:
         """Return the ds_config.json of the run."""
@@ -108,14 +121,16 @@ class Step:
 
     grads: Grads = field(default_factory=dict)  # means over ranks; None: was never reduced
     left: tuple[str, ...] = ()  # parameters that still have a `.grad` of their own
-    loose: tuple[str, ...] = ()  # buckets that still hold on to a collective
+    loose: tuple[str, ...] = ()  # what buckets still hold of a collective
     sent: dict[str, int] = field(default_factory=dict)  # when a layer's first gradient came ...
     under_way: dict[str, int] = field(default_factory=dict)  # ... so many buckets were
+    in_backward: int = 0  # buckets that had been sent when the last gradient had come
     order: tuple[str, ...] = ()  # buckets as they were reduced
     sizes: tuple[int, ...] = ()  # elements of each of these
     moved: int = 0
     held: dict[str, int] = field(default_factory=dict)  # bytes by kind
     waiting: int = 0  # bytes of gradients after the first of two micro-steps
+    states: dict[str, str] = field(default_factory=dict)  # of the buckets
     astray: tuple[Astray, ...] = ()  # buckets whose state was wrong when a gradient had been taken
 
 
@@ -145,19 +160,15 @@ def on_ranks(fn: Callable[..., Any], *args: Any) -> list[Any]:
         return evidence.run(fn, WORLD_SIZE, *args)
     except DeadlockError as error:
         raise Wrong(
-            f"The ranks do not call the same collectives in the same order: {_first_row(error)}",
+            f"The ranks do not call the same collectives in the same order: {_told(error)}.",
             expected="the same row of collectives on every rank",
             observed=str(error),
         ) from None
 
 
-def _first_row(error: DeadlockError) -> str:
-    """Say what the ranks were doing, rank by rank, without times."""
-    rows = [
-        f"rank {row.rank} {f'waits in {row.detail}' if row.state == 'waiting' else row.state}"
-        for row in error.table
-    ]
-    return "; ".join(rows) or str(error).splitlines()[0]
+def _told(error: DeadlockError) -> str:
+    """Say which calls do not match, or who is missing: the first line, without its first word."""
+    return str(error).splitlines()[0].partition(": ")[2]
 
 
 def watch(case: Case) -> list[list[Step]]:
@@ -167,7 +178,7 @@ def watch(case: Case) -> list[list[Step]]:
 
 def _watched(case: Case) -> list[Step]:
     rank, steps, home = comm.get_rank(), [], evidence.home()
-    model = Crossing(reuse=case.reuse).to(home)
+    model = case.model().to(home)
     log = _Log(model)
     trainer, *_ = engine.initialize(model=model, config=case.config())
     log.follow(trainer.sharding)
@@ -185,8 +196,10 @@ def _watched(case: Case) -> list[Step]:
         late = precision.late_anywhere(trainer.sharding.trainable)
         if late:
             trainer.sharding.send_again(late)
+            _sent_again(late)
         steps.append(_look(trainer, log, first_call))
         steps[-1].waiting, steps[-1].astray = waiting, tuple(log.astray)
+        steps[-1].in_backward = log.in_backward
         if None in steps[-1].grads.values():
             break
         trainer.step()
@@ -201,7 +214,7 @@ class _Log:
     def __init__(self, model: nn.Module) -> None:
         """Hook every parameter, before the engine does."""
         self.stage: Any = None
-        self.before = 0
+        self.before = self.in_backward = 0
         self.sent: dict[str, int] = {}
         self.under_way: dict[str, int] = {}
         self.astray: list[Astray] = []
@@ -219,6 +232,15 @@ class _Log:
             for slot in bucket.slots:
                 hook = slot.param.register_post_accumulate_grad_hook(partial(self.taken, bucket))
                 self.hooks.append(hook)
+        finish, stage_ref = type(stage).finish_backward, weakref.ref(stage)
+
+        def finish_backward() -> None:
+            self.in_backward = num_reductions() - self.before
+            stage = stage_ref()
+            assert stage is not None
+            finish(stage)
+
+        stage.finish_backward = finish_backward
 
     def begin(self) -> None:
         """Begin a micro-step."""
@@ -235,13 +257,31 @@ class _Log:
         flying = any(other is bucket for other in self.stage.in_flight)
         expected = GradState.IN_FLIGHT if flying else GradState.FILLING
         if bucket.state is not expected and bucket.fresh is not None:
-            found = getattr(bucket.state, "value", str(bucket.state))
-            self.astray.append(Astray(bucket.name, expected.value, found))
+            self.astray.append(Astray(bucket.name, expected.value, state_of(bucket)))
 
     def close(self) -> None:
         """Take the hooks out again."""
         for hook in self.hooks:
             hook.remove()
+
+
+def state_of(bucket: Bucket) -> str:
+    """Return a bucket's state in a word."""
+    return str(getattr(bucket.state, "value", bucket.state))
+
+
+def _sent_again(buckets: Sequence[Bucket]) -> None:
+    """Buckets that were late are at home now; the engine would ask for a third round for ever."""
+    for bucket in buckets:
+        if bucket.state is GradState.FILLING:
+            raise Wrong(
+                f"Bucket {bucket.name} was sent once more for a late gradient, its mean is here, "
+                "and it is filling: it would be sent for ever. Without gradients in `fresh` it is "
+                "reduced.",
+                expected=GradState.REDUCED.value,
+                observed=state_of(bucket),
+                rank=comm.get_rank(),
+            )
 
 
 def num_reductions() -> int:
@@ -253,6 +293,12 @@ def num_reductions() -> int:
 def _held_as(kind: str) -> int:
     gpu = device.current()
     return 0 if gpu is None else gpu.by_kind().get(kind, 0)
+
+
+def _held_by(bucket: Bucket) -> str:
+    """Name what a bucket still holds of its collective."""
+    parts = [part for part in ("work", "incoming") if getattr(bucket, part) is not None]
+    return f"{' and '.join(parts)} of {bucket.name}" if parts else ""
 
 
 def _look(trainer: engine.Engine, log: _Log, first_call: int) -> Step:
@@ -269,20 +315,22 @@ def _look(trainer: engine.Engine, log: _Log, first_call: int) -> Step:
     return Step(
         grads,
         tuple(n for n, param in trainer.module.named_parameters() if param.grad is not None),
-        tuple(b.name for b in trainer.sharding.trainable if b.work is not None),
+        tuple(_held_by(bucket) for bucket in trainer.sharding.trainable if _held_by(bucket)),
         log.sent,
         log.under_way,
+        0,
         tuple(event.label for event in calls),
         tuple(event.elements for event in calls),
         training.elements_moved(comm.records(), first_call),
         {kind: held.get(kind, 0) for kind in ("grad", "bucket")},
+        states={bucket.name: state_of(bucket) for bucket in trainer.sharding.trainable},
     )
 
 
 @cache
 def alone(case: Case, world_size: int = WORLD_SIZE) -> list[dict[str, torch.Tensor]]:
     """Return the gradients of every step, from one process with all ranks' batches."""
-    model = Crossing(reuse=case.reuse)
+    model = case.model()
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
     steps = []
     for number in range(STEPS):

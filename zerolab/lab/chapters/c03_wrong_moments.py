@@ -140,6 +140,46 @@ def forgets_the_state(bucket: Bucket, position: int, dtype: torch.dtype, kind: s
     _taken(bucket, position, dtype, kind)
 
 
+def only_from_empty(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """A bucket fills again after each micro-step that reduces: then it was REDUCED, not EMPTY."""
+    _taken(bucket, position, dtype, kind)
+    if bucket.state is GradState.EMPTY:
+        bucket.state = GradState.FILLING
+
+
+def always_counts_as_grad(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """At stage 0 the buffer stays and is the gradient; from stage 2 on it is a bucket that goes."""
+    _taken(bucket, position, dtype, "grad")
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
+
+
+def adds_to_nothing(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """`torch.empty` holds whatever lay there. Often that is zeros, and one day it is not."""
+    slot = bucket.slots[position]
+    grad, slot.param.grad = slot.param.grad, None
+    assert grad is not None
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.empty(bucket.padded_numel, dtype=dtype, device=bucket.device)
+    flat.view(bucket.fresh, slot.offset, slot.shape).add_(grad)
+    bucket.filled.add(position)
+    bucket.arrived.add(position)
+    bucket.used.add(position)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
+
+
+def forgets_the_padding(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
+    """A bucket that got nothing is sent as zeros, with padding: both must be of one length."""
+    if bucket.fresh is None:
+        with device.tag(kind):
+            bucket.fresh = torch.zeros(bucket.numel, dtype=dtype, device=bucket.device)
+    _taken(bucket, position, dtype, kind)
+    if bucket.state is not GradState.IN_FLIGHT:
+        bucket.state = GradState.FILLING
+
+
 def _taken(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) -> None:
     """Do all of it but the state."""
     slot = bucket.slots[position]
@@ -210,6 +250,26 @@ def skips_the_incomplete(stage: Any) -> None:
         stage.next_launch += 1
 
 
+def leaves_the_last_for_the_end(stage: Any) -> None:
+    """The last bucket as well is complete when its last gradient comes, not when all is over."""
+    while stage.next_launch < len(stage.trainable) - 1:
+        bucket = stage.trainable[stage.next_launch]
+        if not bucket.complete:
+            return
+        stage.launch(bucket)
+        stage.next_launch += 1
+
+
+def takes_filled_for_complete(stage: Any) -> None:
+    """`filled` may be from an earlier micro-step; `arrived` alone tells what this backward left."""
+    while stage.next_launch < len(stage.trainable):
+        bucket = stage.trainable[stage.next_launch]
+        if len(bucket.filled) < len(bucket.slots):
+            return
+        stage.launch(bucket)
+        stage.next_launch += 1
+
+
 # 3.5 finish_backward
 
 
@@ -271,6 +331,12 @@ def drops_the_latecomers(stage: Any) -> None:
     for bucket in stage.trainable if stage.reducing else []:
         bucket.fresh = None
         bucket.state = GradState.REDUCED
+    _empty(stage)
+
+
+def sends_the_rest_backwards(stage: Any) -> None:
+    """What one rank sends at the end another has sent in backward, in index order: so it stays."""
+    _send(stage, _rest(stage)[::-1])
     _empty(stage)
 
 
@@ -337,3 +403,41 @@ def takes_it_for_done(bucket: Bucket, dtype: torch.dtype) -> None:
     _keep(bucket, bucket.incoming.to(dtype))
     _let_go(bucket)
     bucket.state = GradState.REDUCED
+
+
+def makes_a_new_sum(bucket: Bucket, dtype: torch.dtype) -> None:
+    """A sum in new memory is a second set of gradients for a moment, and counts as nothing."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    if bucket.reduced is None:
+        _keep(bucket, bucket.incoming.to(dtype))
+    else:
+        bucket.reduced = bucket.reduced + bucket.incoming
+    _let_go(bucket)
+
+
+def keeps_where_it_came(bucket: Bucket, dtype: torch.dtype) -> None:
+    """The handle is not all that holds memory: `incoming` is the tensor that has travelled."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype))
+    bucket.work = None
+    bucket.state = GradState.REDUCED if bucket.fresh is None else GradState.FILLING
+
+
+def says_empty(bucket: Bucket, dtype: torch.dtype) -> None:
+    """EMPTY is a bucket whose gradients were used; what has come home waits for that: REDUCED."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype))
+    _let_go(bucket)
+    bucket.state = GradState.EMPTY if bucket.fresh is None else GradState.FILLING
+
+
+def always_fills(bucket: Bucket, dtype: torch.dtype) -> None:
+    """FILLING asks for one more round. Without gradients in `fresh` there is nothing to send."""
+    assert bucket.work is not None and bucket.incoming is not None
+    bucket.work.wait()
+    _keep(bucket, bucket.incoming.to(dtype))
+    _let_go(bucket)
+    bucket.state = GradState.FILLING
