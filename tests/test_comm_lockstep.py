@@ -413,7 +413,7 @@ def test_endless_loop_ends_at_the_timeout_and_names_rank_and_line(looping):
         comm.run(loop, world_size=2, timeout=0.2)
     assert isinstance(caught.value, comm.RunTimeoutError)
     assert caught.value.table[looping].where.startswith("test_comm_lockstep.py:")
-    assert time.perf_counter() - start < 4
+    assert time.perf_counter() - start < 20  # not for ever: a busy machine takes its time
     assert threading.active_count() == before
 
 
@@ -430,7 +430,9 @@ def test_ctrl_c_ends_all_ranks(running):
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         comm.run(wait_for_ctrl_c, world_size=3)
-    time.sleep(0.05)
+    limit = time.perf_counter() + 20  # the timer's own thread ends a moment later
+    while threading.active_count() > before and time.perf_counter() < limit:
+        time.sleep(0.01)
     assert threading.active_count() == before
     assert comm.run(comm.get_rank, world_size=2) == [0, 1]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab import comm
@@ -18,6 +18,7 @@ def repeat(pattern, calls):
     return [pattern.expects(call) for call in calls]
 
 
+@settings(deadline=None)
 @given(CALLS, CALLS)
 def test_a_step_is_expected_up_to_the_first_call_that_differs(first, second):
     pattern = Pattern()
@@ -29,6 +30,7 @@ def test_a_step_is_expected_up_to_the_first_call_that_differs(first, second):
     assert repeat(pattern, second) == [True] * same + [False] * (len(second) - same)
 
 
+@settings(deadline=None)
 @given(CALLS)
 def test_nothing_is_expected_after_ranks_differed(calls):
     pattern = Pattern()
@@ -37,6 +39,7 @@ def test_nothing_is_expected_after_ranks_differed(calls):
     assert not any(repeat(pattern, calls))
 
 
+@settings(deadline=None)
 @given(CALLS, CALLS)
 def test_digests_are_equal_for_equal_calls_only(first, second):
     digests = []

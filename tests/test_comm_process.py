@@ -19,11 +19,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerolab import comm, device
-from zerolab.comm import pool
+from zerolab.comm import collect, pool
 from zerolab.errors import DeadlockError, MismatchError, PeerError, RankError, UsageError
 
 ROOT = Path(__file__).parent.parent
-LIMIT = 30.0  # seconds; a run that should end by itself fails the test instead of hanging it
+LIMIT = 60.0  # seconds; a run that should end by itself fails the test instead of hanging it
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -240,7 +240,7 @@ def test_users_error_keeps_its_type_and_shows_where():
     notes = "\n".join(caught.value.__notes__)
     assert "raised by rank 1" in notes and 'raise OwnError("mine")' in notes
     assert "PeerError: rank 1 raised: OwnError: mine, while rank 0 was in barrier #0" in notes
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < LIMIT / 3  # by itself, long before the timeout
     assert run(comm.get_rank) == [0, 1]
 
 
@@ -344,7 +344,7 @@ def test_stuck_ranks_end_in_a_table(fn):
     start = time.perf_counter()
     with pytest.raises(kind) as caught:
         run(fn)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < LIMIT / 3  # by itself, long before the timeout
     text = str(caught.value)
     assert said in text and source in text
     assert re.search(r"test_comm_process\.py:\d+", text)
@@ -376,7 +376,9 @@ def test_slow_rank_is_waited_for():
     assert run(slow) == ["done", "done"]
 
 
-def test_ctrl_c_ends_the_ranks_at_once():
+def test_ctrl_c_ends_the_ranks_at_once(monkeypatch):
+    monkeypatch.setattr(collect, "GRACE_SECONDS", LIMIT)  # which a failed rank's peers would have
+
     def wait():
         comm.report("here")
         if comm.get_rank() == 0:
@@ -391,7 +393,7 @@ def test_ctrl_c_ends_the_ranks_at_once():
 
     with pytest.raises(KeyboardInterrupt):
         run(wait, on_report=press)
-    assert time.perf_counter() - pressed[0] < 2
+    assert time.perf_counter() - pressed[0] < LIMIT / 3
     assert not pool.the_pool().seats
     assert run(comm.get_rank) == [0, 1]
 
@@ -438,7 +440,7 @@ def test_killing_the_parent_leaves_no_process(tmp_path):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.perf_counter() + 5
+    deadline = time.perf_counter() + 30
     while any(map(is_alive, pids)) and time.perf_counter() < deadline:
         time.sleep(0.05)
     assert not any(map(is_alive, pids))

@@ -111,6 +111,7 @@ def facts(each):
     return numels, each.numel, each.padded_numel, each.shard_numel, trained, each.persistent
 
 
+@settings(deadline=None)
 @given(units=st.lists(lengths, min_size=1, max_size=4), world_size=st.integers(1, 7))
 def test_the_ranks_own_every_element_once_and_padding_is_less_than_a_rank_each(units, world_size):
     ranks = [estimate.layout_of(units, 16, world_size, rank) for rank in range(world_size)]
@@ -201,6 +202,7 @@ def test_saving_factors_are_below_their_limits_for_every_number_of_ranks():
     assert estimate.saving_factor(2, 10**9) == pytest.approx(8)
 
 
+@settings(deadline=None)
 @given(
     num_params=st.integers(1, 10**6),
     memory=st.integers(1, 10**8),

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from zerolab.comm import pool
 from zerolab.errors import DeadlockError, UsageError
 from zerolab.lab import ranks
 
@@ -41,6 +42,7 @@ def test_an_error_names_the_rank_and_the_line_of_the_cell(world):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_that_skips_a_collective_ends_in_the_table(world):
+    ranks.run_on_ranks("comm.barrier()", 2, world)  # the start of processes is not measured
     began = time.perf_counter()
     with pytest.raises(DeadlockError) as caught:
         ranks.run_on_ranks("if rank == 0:\n    comm.barrier()", 2, world)
@@ -52,7 +54,10 @@ def test_restarted_ranks_say_that_their_variables_are_gone(capsys):
     ranks.run_on_ranks("kept = 1", 2, "gloo")
     (pid, _) = ranks.run_on_ranks("import os\nos.getpid()", 2, "gloo")
     os.kill(pid, signal.SIGKILL)
-    time.sleep(0.2)
+    limit = time.perf_counter() + 20  # a killed process takes a moment to end
+    while all(seat.process.is_alive() for seat in pool.the_pool().seats):
+        assert time.perf_counter() < limit
+        time.sleep(0.01)
     assert ranks.run_on_ranks("'kept' in globals()", 2, "gloo") == [False, False]
     assert "variables of earlier cells are gone" in capsys.readouterr().out
 

@@ -157,7 +157,7 @@ if rank == 0 and numel == 12 and os.fork() == 0:
 {RIGHT}"""
     assert attempt(body).outcome is Outcome.PASS
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5  # a killed process takes a moment to end
+    deadline = time.monotonic() + 30  # a killed process takes a moment to end
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not runs(pid)
@@ -229,11 +229,11 @@ def test_a_killed_kernel_leaves_no_process(tmp_path):
     kernel.kill()
     kernel.wait()
     kernel.stdout.close()
-    for _ in range(50):
+    for _ in range(300):
         if not runs(child) and not runs(worker):
             return
         time.sleep(0.1)
-    pytest.fail("the child or its worker outlived the kernel by 5 seconds")
+    pytest.fail("the child or its worker outlived the kernel by 30 seconds")
 
 
 def test_a_killed_child_is_replaced(sandbox, attempt):

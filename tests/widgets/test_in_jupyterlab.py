@@ -164,7 +164,7 @@ def test_collective_steps_steps(page):
     steps = first(page, ".zl-steps")
     said = steps.locator(".zl-said")
     steps.locator("svg").focus()
-    assert changed(page, said, said.text_content(), lambda: page.keyboard.press("ArrowRight")) < 2
+    assert changed(page, said, said.text_content(), lambda: page.keyboard.press("ArrowRight")) < 5
     assert said.text_content().startswith("Step 1 of 6")
     assert steps.locator("[data-arrow]").count() == 4
 
@@ -174,7 +174,7 @@ def test_deadlock_table_tells_of_a_row(page):
     assert table.locator(".zl-odd").text_content().startswith("2odd one outreturned")
     said = table.locator(".zl-said")
     row = table.locator("tbody tr").nth(2)
-    assert changed(page, said, said.text_content(), row.click) < 2
+    assert changed(page, said, said.text_content(), row.click) < 5
     assert "Ranks 0, 1 and 3 wait in all_reduce #0" in said.text_content()
 
 
@@ -182,7 +182,7 @@ def test_shard_map_walks_by_keys(page):
     picture = first(page, ".zl-map")
     said = picture.locator(".zl-said")
     picture.locator(".zl-box").first.focus()
-    assert changed(page, said, said.text_content(), lambda: page.keyboard.press("ArrowDown")) < 2
+    assert changed(page, said, said.text_content(), lambda: page.keyboard.press("ArrowDown")) < 5
     assert said.text_content().startswith("Rank 0 owns 3 elements of a.weight")
 
 
@@ -190,7 +190,7 @@ def test_unit_lifecycle_scrubs_and_changes_the_step(page):
     lives = first(page, ".zl-lives")
     output = lives.locator("output")
     slider = lives.locator("input[type=range]")
-    assert changed(page, output, output.text_content(), lambda: slider.press("End")) < 2
+    assert changed(page, output, output.text_content(), lambda: slider.press("End")) < 5
     finding = lives.locator(".zl-finding")
     step = lives.get_by_role("button", name="Step 1")
     changed(page, finding, finding.text_content(), step.click)
@@ -201,7 +201,7 @@ def test_engine_map_tells_of_a_function(page):
     engine = first(page, ".zl-engine")
     said = engine.locator(".zl-said")
     reduce = engine.get_by_role("button", name="reduce_scatter, of the package")
-    assert changed(page, said, said.text_content(), reduce.first.click) < 2
+    assert changed(page, said, said.text_content(), reduce.first.click) < 5
     assert said.text_content().startswith("comm.reduce_scatter. ")
 
 
