@@ -149,6 +149,8 @@ EXERCISES = (
                     c04_mutants.forgets_the_factor,
                     c04_mutants.holds_on_to_the_views,
                     c04_mutants.forgets_the_state,
+                    c04_mutants.takes_numbers_for_slots,
+                    c04_mutants.multiplies_in_16_bits,
                 ),
             )
         ),
@@ -180,6 +182,9 @@ EXERCISES = (
                     c04_mutants.Sums,
                     c04_mutants.ReducesEverything,
                     c04_mutants.WaitsInBackward,
+                    c04_mutants.PublishesOneByOne,
+                    c04_mutants.TakesTheWholeMean,
+                    c04_mutants.AlwaysAverages,
                 ),
             )
         ),

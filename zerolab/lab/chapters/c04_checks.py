@@ -176,8 +176,10 @@ def _check_cut(answer: Function, bucket: Bucket, shards: list[int]) -> None:
         raise Wrong("It must return a list of Segment.", expected="a list", observed=found)
     pieces = expected_pieces(bucket, shards)
     if [(one.slot, one.shard) for one in found] != [piece[:2] for piece in pieces]:
+        count = f"{len(found)} segments, {len(pieces)} expected, as (parameter, shard)."
+        others = "the segments are not of these parameters and shards, as (parameter, shard)."
         raise Wrong(
-            f"{what}: {len(found)} segments, {len(pieces)} expected, as (parameter, shard).",
+            f"{what}: {count if len(found) != len(pieces) else others}",
             expected=[piece[:2] for piece in pieces],
             observed=[(one.slot, one.shard) for one in found],
             call=call,
@@ -258,18 +260,79 @@ def check_step_bucket(answer: Function) -> Iterator[str]:
     yield "and every bucket is empty again, ready for the next backward"
     clipped = Plan(1, 3, optimizer="SGD", clipping=0.05)
     yield stage_runs.same_weights(clipped, stage_runs.run(clipped), call)
-    for dtype in ("fp32", "bf16"):
-        for shown in stage_runs.run(Plan(1, 4, dtype)):
-            left = shown.ended.get("grad", 0) + shown.ended.get("bucket", 0)
-            if left:
-                raise Wrong(
-                    f"{dtype}: after the step a rank still holds {left} bytes of gradients.",
-                    expected=0,
-                    observed=left,
-                    rank=shown.rank,
-                    call=call,
-                )
+    _check_nothing_left("fp32", ranks, call)
+    _check_nothing_left("bf16", stage_runs.run(Plan(1, 4, "bf16")), call)
     yield "after the step no byte of gradients is left, in fp32 and in bf16"
+    _check_pieces(answer, call)
+    yield "a parameter in two pieces, as at stage 0, beside one that nobody used"
+    _check_wide(answer, call)
+    yield "bf16 gradients are multiplied in fp32"
+
+
+def _check_nothing_left(dtype: str, ranks: list[Shown], call: str) -> None:
+    for shown in ranks:
+        left = shown.ended.get("grad", 0) + shown.ended.get("bucket", 0)
+        if left:
+            raise Wrong(
+                f"{dtype}: after the step a rank still holds {left} bytes of gradients.",
+                expected=0,
+                observed=left,
+                rank=shown.rank,
+                call=call,
+            )
+
+
+class _Caught:
+    """In the place of the optimizer's groups: keeps the gradients that the segments had."""
+
+    def __init__(self) -> None:
+        self.grads: list[torch.Tensor | None] = []
+
+    def step(self, bucket: Bucket) -> None:
+        """Take no step."""
+        self.grads = [segment.param.grad for segment in bucket.segments]
+
+
+def _check_pieces(answer: Function, call: str) -> None:
+    """Where a rank owns several shards, a parameter may have several segments."""
+    bucket, caught = make_bucket((6, 4), 2, 0, [0, 1]), _Caught()
+    cut = ((0, 0, 0, 5), (0, 1, 5, 6), (1, 1, 6, 10))  # parameter, shard, start, stop
+    bucket.segments = [
+        Segment(slot, shard, start, nn.Parameter(bucket.target[start:stop]))
+        for slot, shard, start, stop in cut
+    ]
+    bucket.reduced = torch.arange(1.0, 11.0)
+    answer(bucket, caught, {1}, None)
+    found = [None if grad is None else grad.tolist() for grad in caught.grads]
+    expected = [[1.0, 2.0, 3.0, 4.0, 5.0], [6.0], None]
+    if found != expected:
+        raise Wrong(
+            "Parameter 0 in two segments, parameter 1 unused in one: the optimizer gets the "
+            f"gradients {found}. `unused` holds parameters, `segment.slot`.",
+            expected=expected,
+            observed=found,
+            call=call,
+        )
+
+
+def _check_wide(answer: Function, call: str) -> None:
+    """A factor is applied to the gradients in the dtype of what is updated."""
+    bucket, caught = make_bucket((6,), 1, 0, [0]), _Caught()
+    bucket.segments = [Segment(0, 0, 0, nn.Parameter(bucket.target))]
+    bucket.reduced = torch.arange(1.0, 7.0).to(torch.bfloat16)
+    answer(bucket, caught, set(), torch.tensor(1 / 3))
+    grad = caught.grads[0] if caught.grads else None
+    found = [] if grad is None else [round(float(x), 6) for x in grad]
+    expected = [round(number / 3, 6) for number in range(1, 7)]
+    if found != expected:
+        raise Wrong(
+            "bf16 gradients of 1 to 6 and a factor of 1/3: the optimizer gets "
+            f"{', '.join(f'{x:g}' for x in found) or 'none'}. It updates fp32, so convert first, "
+            "and multiply then: bf16 has three digits.",
+            expected=expected,
+            observed=found,
+            call=call,
+        )
 
 
 def _check_idle(ranks: list[Shown], call: str) -> None:
@@ -308,7 +371,7 @@ def _check_states(ranks: list[Shown], call: str) -> None:
 def check_zero1(answer: Function) -> Iterator[str]:
     """Weights, bits, bytes held, elements moved, and that backward need not wait."""
     call = "Zero1(root, units, options)"
-    plans = [Plan(1, 4), Plan(1, 3), Plan(1, 2, optimizer="SGD")]
+    plans = [Plan(1, 3), Plan(1, 2, optimizer="SGD"), Plan(1, 2, optimizer="SGD", op="sum")]
     for plan in plans:
         ranks = stage_runs.run(plan)
         stage_runs.same_on_all_ranks(plan, ranks, call)
@@ -324,9 +387,11 @@ def check_zero1(answer: Function) -> Iterator[str]:
     stage_runs.same_traffic(plan, ranks, {"reduce_scatter": numel, "all_gather": numel}, call)
     yield f"elements moved: {numel} reduced and {numel} gathered, as many as stage 0 moves"
     _check_asynchronous(ranks, call)
+    _check_published(ranks, call)
     other = Plan(1, 4, reduce_scatter=False)
     ranks = stage_runs.run(other)
     stage_runs.same_traffic(other, ranks, {"all_reduce": numel, "all_gather": numel}, call)
+    yield stage_runs.same_weights(other, ranks, call)
     yield "backward never waits; and with `reduce_scatter: false` it all-reduces, as asked"
 
 
@@ -346,6 +411,22 @@ def _check_held(shown: Shown, world_size: int, call: str) -> None:
                 f"stage 1 needs {wanted}.",
                 expected=expected,
                 observed=held,
+                rank=shown.rank,
+                call=call,
+            )
+
+
+def _check_published(ranks: list[Shown], call: str) -> None:
+    """One bucket is gathered while the next is updated: the step waits when all are started."""
+    for shown in ranks:
+        waited = [e for e in shown.events if e.op == "all_gather" and not e.asynchronous]
+        if waited:
+            raise Wrong(
+                f"{len(waited)} gathers were waited for where they were started, one bucket after "
+                "the other: `publish` starts a gather and returns its work, and the step waits "
+                "for all of them at its end.",
+                expected="async_op=True",
+                observed=f"{len(waited)} gathers waited for",
                 rank=shown.rank,
                 call=call,
             )

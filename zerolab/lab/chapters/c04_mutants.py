@@ -343,6 +343,30 @@ def forgets_the_state(
     bucket.reduced = None
 
 
+def takes_numbers_for_slots(
+    bucket: Bucket, groups: BucketGroups, unused: set[int], factor: torch.Tensor | None = None
+) -> None:
+    """Segment i is parameter i where a rank owns one shard; at stage 0 a parameter has several."""
+    grad = _as_wide(bucket, factor)
+    for number, segment in enumerate(bucket.segments):
+        if number not in unused:
+            segment.param.grad = grad[segment.start : segment.start + segment.param.numel()]
+    groups.step(bucket)
+    _end(bucket)
+
+
+def multiplies_in_16_bits(
+    bucket: Bucket, groups: BucketGroups, unused: set[int], factor: torch.Tensor | None = None
+) -> None:
+    """Multiplied before they are converted, the gradients are rounded to 16 bits once more."""
+    assert bucket.reduced is not None
+    if factor is not None:
+        bucket.reduced.mul_(factor)
+    _hand_out(bucket, _as_wide(bucket, None), unused)
+    groups.step(bucket)
+    _end(bucket)
+
+
 # 4.6 Zero1
 
 
@@ -419,3 +443,34 @@ class WaitsInBackward(_Right):
             bucket.work = comm.all_reduce(outgoing, op)
         else:
             bucket.work = comm.reduce_scatter(bucket.incoming, outgoing, op)
+
+
+class PublishesOneByOne(_Right):
+    """A gather that is waited for where it starts keeps the next bucket's update from beginning."""
+
+    def publish(self, bucket: Bucket) -> comm.Work | None:
+        """Wait for each gather at once."""
+        return comm.all_gather(bucket.flat_param, bucket.shard)
+
+
+class TakesTheWholeMean(_Right):
+    """An all-reduce brings every slice, and the rank updates one: `incoming` is that one alone."""
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Let all slices come in."""
+        super().reduce(bucket)
+        if self.options.all_reduce:
+            bucket.incoming = bucket.fresh
+
+
+class AlwaysAverages(_Right):
+    """The configuration may ask for a sum over the ranks, and `options.reduce_op` says so."""
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Average whatever the options say."""
+        outgoing = self.outgoing(bucket)
+        bucket.incoming = outgoing[slice(*bucket.bounds)]
+        if self.options.all_reduce:
+            bucket.work = comm.all_reduce(outgoing, "avg", async_op=True)
+        else:
+            bucket.work = comm.reduce_scatter(bucket.incoming, outgoing, "avg", async_op=True)

@@ -109,6 +109,9 @@ EXERCISES = (
                     c05_mutants.NeverWaits,
                     c05_mutants.ReducesEverything,
                     c05_mutants.WaitsInBackward,
+                    c05_mutants.CountsAllAsGradients,
+                    c05_mutants.AlwaysAverages,
+                    c05_mutants.ForgetsToWaitForAll,
                 ),
             )
         ),
@@ -138,6 +141,7 @@ EXERCISES = (
                     c05_mutants.sends_what_is_full,
                     c05_mutants.leaves_out_padding,
                     c05_mutants.two_of_the_largest,
+                    c05_mutants.sends_one_a_gradient,
                 ),
             )
         ),

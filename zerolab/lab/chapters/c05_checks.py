@@ -173,6 +173,7 @@ PEAKS = (  # units of parameter lengths, bucket limit, ranks, arrivals, in fligh
     (((5, 5, 4, 6),), 10, 1, None, 1, 20),
     (((30, 2, 2, 8),), 12, 1, None, 1, 42),
     (((9, 30, 1, 2),), 12, 4, (0, 2, 0, 1), 1, 48),
+    (((10, 10, 10, 10),), 10, 1, (1, 0, 2, 3), 1, 20),
     (((8, 8, 8, 8, 8, 8),), 8, 3, (0, 1, 2, 5, 3, 4), 0, 18),
 )
 
@@ -224,14 +225,16 @@ def measured_peak(world_size: int) -> int:
 def check_zero2(answer: Function) -> Iterator[str]:
     """Weights, bytes at rest and at the peak, elements moved, order."""
     call = "Zero2(root, units, options)"
-    plan = Plan(2, 2, optimizer="SGD")
-    yield stage_runs.same_weights(plan, stage_runs.run(plan), call)
+    for op in ("mean", "sum"):
+        plan = Plan(2, 2, optimizer="SGD", op=op)
+        yield stage_runs.same_weights(plan, stage_runs.run(plan), call)
     accumulated = Plan(2, 3, accum_steps=3)
     ranks = stage_runs.run(accumulated)
     yield stage_runs.same_weights(accumulated, ranks, call)
     numel = stage_runs.padded(3)
     expected = {"reduce_scatter": 3 * numel, "all_gather": numel}
     stage_runs.same_traffic(accumulated, ranks, expected, call)
+    _check_kinds(accumulated, ranks, 4 * numel // 3, call)
     yield f"3 micro-steps reduce 3 times: {3 * numel} elements, and {numel} gathered"
     plan = Plan(2, 4, "bf16")
     ranks = stage_runs.run(plan)
@@ -256,6 +259,22 @@ def check_zero2(answer: Function) -> Iterator[str]:
         _check_grad(shown, 4 * numel // 4, other, call)
     yield stage_runs.same_weights(other, ranks, call)
     yield "with `reduce_scatter: false` it all-reduces, and still keeps a quarter"
+
+
+def _check_kinds(plan: Plan, ranks: list[Shown], own: int, call: str) -> None:
+    """What is only added to the slices that are there is no gradient that stays."""
+    for shown in ranks:
+        most = shown.most.get("grad", 0)
+        if most > own:
+            raise Wrong(
+                f"{stage_runs.describe(plan)}: the slices of all gradients are {own} bytes, and at "
+                f'one moment {most} count as "grad". A mean that is added to an earlier one is '
+                "on its way, as `kind_of_mean` says.",
+                expected=own,
+                observed=most,
+                rank=shown.rank,
+                call=call,
+            )
 
 
 def _check_peak(plan: Plan, ranks: list[Shown], call: str) -> None:

@@ -244,6 +244,7 @@ def _simulated(
     in_order: bool = True,
     freed_at_launch: bool = False,
     freed: bool = True,
+    one_at_a_time: bool = False,
 ) -> int:
     """The right answer, with switches."""
     buckets = sizes.trained
@@ -259,6 +260,7 @@ def _simulated(
         waiting[index] -= 1
         most = max(most, sum(numels[i] for i in held))
         ready = [i for i in range(len(buckets)) if i not in sent and not waiting[i]]
+        ready = ready[:1] if one_at_a_time else ready
         for number in ready:
             if in_order and any(i not in sent for i in range(number)):
                 break
@@ -293,6 +295,13 @@ def leaves_out_padding(
 ) -> int:
     """The buffer holds the padding too, from its first gradient on."""
     return _simulated(sizes, arrivals, in_flight, padded=False)
+
+
+def sends_one_a_gradient(
+    sizes: Layout, arrivals: Sequence[int] | None = None, in_flight: int = 1
+) -> int:
+    """A gradient can complete the bucket that several others wait for: then all of them leave."""
+    return _simulated(sizes, arrivals, in_flight, one_at_a_time=True)
 
 
 def two_of_the_largest(
@@ -424,3 +433,42 @@ class WaitsInBackward(_Right):
         with device.tag(_kind(bucket)):
             bucket.incoming = outgoing.new_empty(bucket.shard_numel)
         bucket.work = comm.reduce_scatter(bucket.incoming, outgoing, self.options.reduce_op)
+
+
+class CountsAllAsGradients(_Right):
+    """The first mean stays and is the gradient; a later one is added to it and goes again."""
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Count every mean as a gradient."""
+        super().reduce(bucket)
+        if bucket.incoming is not None and not self.options.all_reduce:
+            device.set_kind(bucket.incoming, "grad")
+
+
+class AlwaysAverages(_Right):
+    """The configuration may ask for a sum over the ranks, and `options.reduce_op` says so."""
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Average whatever the options say."""
+        outgoing = self.outgoing(bucket)
+        if self.options.all_reduce:
+            super().reduce(bucket)
+            return
+        with device.tag(_kind(bucket)):
+            bucket.incoming = outgoing.new_empty(bucket.shard_numel)
+        bucket.work = comm.reduce_scatter(bucket.incoming, outgoing, "avg", async_op=True)
+
+
+class ForgetsToWaitForAll(_Right):
+    """An all-reduce has to be waited for as well, before the own slice of it is kept."""
+
+    def receive(self, bucket: Bucket) -> None:
+        """Keep the slice, then wait."""
+        if self.options.all_reduce and bucket.incoming is not None:
+            with device.tag(_kind(bucket)):
+                bucket.incoming = bucket.incoming.clone()
+            assert bucket.work is not None
+            bucket.work.wait()
+            _add(bucket, bucket.incoming)
+            return
+        super().receive(bucket)

@@ -42,6 +42,7 @@ class Plan:
     optimizer: str = "AdamW"
     clipping: float = 0.0
     reduce_scatter: bool = True
+    op: str = "mean"  # or "sum", over the ranks
     reduce: str = ""  # "boundary" or "micro_step"; "" for the stage's own
     deep: bool = False
 
@@ -52,6 +53,7 @@ class Plan:
             "train_micro_batch_size_per_gpu": 4,
             "gradient_accumulation_steps": self.accum_steps,
             "gradient_clipping": self.clipping,
+            "gradient_allreduce_op": self.op,
             "bf16": {"enabled": self.dtype == "bf16"},
             "optimizer": {"type": self.optimizer, "params": params},
             "zero_optimization": {
@@ -192,7 +194,7 @@ def alone(plan: Plan) -> torch.Tensor:
         ]
         optimizer.zero_grad()
         losses = [F.mse_loss(model(inputs), targets) for inputs, targets in pairs]
-        torch.stack(losses).mean().backward()
+        (torch.stack(losses).mean() * (plan.world_size if plan.op == "sum" else 1)).backward()
         if plan.clipping:
             used = [param for param in model.parameters() if param.grad is not None]
             nn.utils.clip_grad_norm_(used, plan.clipping)
@@ -269,6 +271,7 @@ def describe(plan: Plan) -> str:
         plan.optimizer if plan.optimizer != "AdamW" else "",
         f"{plan.accum_steps} micro-steps" if plan.accum_steps > 1 else "",
         "clipping" if plan.clipping else "",
+        "gradients added up" if plan.op == "sum" else "",
         "reduce_scatter false" if not plan.reduce_scatter else "",
     ]
     said = ", ".join(["", *filter(None, more)])
