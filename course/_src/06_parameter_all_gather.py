@@ -794,7 +794,8 @@ print(f"whole at most {Story.of(run.ranks[0].records).most:,} bytes: root, a blo
 # **30 seconds.** Every rank keeps 1/N of the parameters, gradients and optimizer states: 16 Psi /
 # N. Before a block computes its parameters are all-gathered, afterwards they are freed; in backward
 # the same again, and its gradients are reduce-scattered. That is 3 Psi a step in place of 2. At the
-# peak a rank holds its shards, the block at hand and the one on its way, and activations.
+# peak a rank holds its shards, the block at hand and the one on its way, gradients of as much, and
+# activations.
 #
 # **Two minutes.** Add: it is data parallelism, not model parallelism; every rank runs every layer.
 # The unit decides: the whole model as one unit saves nothing while it computes. Prefetch hides
@@ -834,7 +835,7 @@ for cut in (units, double):
 # | frees | a block after its forward, and again when all its gradients are there |
 # | reduce-scatter | once a block, when its backward is over: that of 2 beside the backward of 1 |
 # | update | own slices only, and no gather after it |
-# | peak | marked where backward begins, with what it consists of |
+# | peak | marked early in backward: activations, two blocks whole, the first gradients |
 # | sum | 1 + 1 + 1 = 3 Psi, and 3 G Psi with G micro-steps |
 #
 # A point more for whoever objects: block 2 is freed at the end of forward and gathered again at
@@ -846,7 +847,8 @@ for cut in (units, double):
 # %% drawn
 again = lab.train(stage=3, model="gpt-nano")
 events = Story.of(again.ranks[0].records).events
-print(" ".join(event for event in events[len(events) // 2 :] if "root" not in event))
+second = [event for event in events[len(events) // 2 :] if "root" not in event]
+print(textwrap.fill(" ".join(second), 96))
 
 # %% [markdown] from-memory
 # ## From memory, against the clock
@@ -878,7 +880,7 @@ lab.quiz("06", part="chapter")
 # | **unit** | what is gathered and freed together: a block; the rest is the root |
 # | **unshard, reshard** | memory back and a gather; NaN in the parameters and `resize_(0)` |
 # | **16 Psi / N** | held between steps |
-# | **at the peak** | and the root, one block and its neighbour, and activations |
+# | **at the peak** | and the root, one block and its neighbour, their gradients, and activations |
 # | **3 Psi** | gathered for forward, gathered for backward, gradients reduced; times G |
 # | **zero.Init, GatheredParameters** | built without being whole; looked at in a `with` block |
 #
