@@ -6,6 +6,7 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -252,6 +253,18 @@ def test_auto_where_no_default_can_run_is_an_error_before_the_training(blocks, m
     report = config.examine(raw, 4)
     assert must_say in "\n".join(map(str, report.stoppers))
     assert config.examine(report.corrected(), 4).stoppers == ()
+
+
+def test_scalars_of_numpy_and_torch_are_the_numbers_they_hold():
+    raw = {
+        "train_batch_size": np.int64(8),
+        "gradient_clipping": np.float32(0.5),
+        "bf16": {"enabled": np.bool_(True)},
+        "optimizer": {"type": "AdamW", "params": {"lr": torch.tensor(0.25)}},
+    }
+    cfg = config.load(raw, 4)
+    assert (cfg.train_batch_size, cfg.gradient_clipping, cfg.bf16.enabled) == (8, 0.5, True)
+    assert cfg.optimizer.params == {"lr": 0.25}
 
 
 def test_the_encodings_that_editors_write_are_read_and_others_named(tmp_path):

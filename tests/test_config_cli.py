@@ -149,6 +149,12 @@ def test_make_writes_a_file_and_does_not_overwrite_one(capsys, tmp_path):
     assert config.load(file, 4).stage == 1
 
 
+@pytest.mark.parametrize("place", ["missing/ds.json", "."])
+def test_a_place_that_cannot_be_written_is_refused_without_a_traceback(capsys, tmp_path, place):
+    code, out, err = run(capsys, "make", "--force", "--output", tmp_path / place)
+    assert (code, out) == (2, "") and "cannot be written" in err and "Traceback" not in err
+
+
 def test_brackets_in_names_are_shown_as_they_stand(capsys, tmp_path):
     file = tmp_path / "a[b].json"
     file.write_text('{"train_batch_size": 8, "[red]x[/blue]": "[/bold]"}')

@@ -138,7 +138,13 @@ def _write(text: str, output: Path | None, force: bool) -> None:
         return
     if output.exists() and not force:
         raise UsageError(f"{output} exists: give another name, or --force to overwrite it")
-    output.write_text(text, encoding="utf-8")
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as cause:
+        raise UsageError(
+            f"{output} cannot be written ({cause.strerror}): give the path of a file in a folder "
+            "that exists"
+        ) from cause
     print(f"wrote {output}", file=sys.stderr)
 
 

@@ -69,8 +69,8 @@ def open_source(given: Any) -> Source:
     if isinstance(given, (str, os.PathLike)):
         name, text = _text(os.fspath(given))
         return parse(text, name)
-    kind = type(given).__name__
-    raise ConfigError([error((), f"a {kind} is no configuration", "give a dict or a path")])
+    message = f"a value of type {type(given).__name__} is no configuration"
+    raise ConfigError([error((), message, "give a dict or a path")])
 
 
 def parse(text: str, name: str = "config") -> Source:
@@ -188,7 +188,7 @@ def _settle(data: Any, path: Path, problems: list[Problem], name: str = "config"
         return _settle_object(data, path, problems, name)
     if isinstance(data, (list, tuple)):
         return [_settle(item, (*path, "[]"), problems, name) for item in data]
-    return data
+    return data.item() if getattr(data, "shape", None) == () else data  # a scalar of numpy or torch
 
 
 def _settle_object(data: Any, path: Path, problems: list[Problem], name: str) -> dict[str, Any]:
