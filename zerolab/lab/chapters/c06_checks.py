@@ -229,6 +229,12 @@ def _on_rank_unshard() -> Facts:
             calls,
             "The collectives (operation, elements) are not these.",
         ),
+        "purpose": (
+            ["data"],
+            [event.purpose for event in events],
+            "The gather is counted as control traffic, beside flags and norms; parameters are "
+            "data.",
+        ),
         "label": (
             [bucket.name],
             [event.label for event in events],
@@ -255,15 +261,20 @@ def _trains(call: str = "stage 3") -> str:
 
 def trained(plan: Plan, call: str) -> list[Shown]:
     """Train; an error of the run is a verdict on the answer."""
+    return _verdict(unit_runs.describe(plan), call, lambda: unit_runs.run(plan))
+
+
+def _verdict(what: str, call: str, run: Callable[[], Any]) -> Any:
+    """Return what a run returns; an error of it is a verdict on the answer."""
     try:
         with warnings.catch_warnings():  # torch tells of a second error, in the hook after forward
             warnings.filterwarnings("ignore", "module forward hook")
-            return unit_runs.run(plan)
+            return run()
     except NOT_A_VERDICT:
         raise
     except (RuntimeError, UsageError, AttributeError, TypeError) as error:
         raise Wrong(
-            f"{unit_runs.describe(plan)} stops: {str(error).splitlines()[0]}",
+            f"{what} stops: {str(error).splitlines()[0]}",
             expected="a run that reaches its end",
             observed=type(error).__name__,
             call=call,
@@ -327,6 +338,13 @@ def _on_rank_reshard() -> Facts:
         ),
     }
     if behind > 0:
+        most = max(param.untyped_storage().nbytes() for param in params)
+        facts["one"] = (
+            "one number",
+            "one number" if most == 4 else f"{most} bytes",
+            f"A sharded parameter has {most} bytes behind it: its whole size once more, and was to "
+            "hold one NaN, expanded to its shape.",
+        )
         facts["nan"] = (
             "NaN",
             "NaN" if all(bool(p.detach().isnan().all()) for p in params) else "numbers",
@@ -619,9 +637,10 @@ def check_zero3(answer: Answer) -> Iterator[str]:
     _check_times(plan, ranks, call, at_most=True)
     _check_live(plan, ranks, 2, call)
     _check_freed(ranks, call)
+    _check_row(ranks, call)
     yield "order: a block is freed before the next but one comes; two whole at a time, beside root"
     _check_not_hasty(ranks, call)
-    yield "order: in forward nobody waits for a gather before its unit's turn"
+    yield "order: nobody waits for a gather before its unit's turn"
     psi = unit_runs.stack_numel(RANKS)
     unit_runs.same_traffic(plan, ranks, {"all_gather": 2 * psi, "reduce_scatter": psi}, call)
     _check_times(plan, ranks, call)
@@ -632,8 +651,8 @@ def check_zero3(answer: Answer) -> Iterator[str]:
     _check_held(plan, ranks, psi, call)
     yield "bytes: parameters, gradients and averages are a third each"
     yield _check_persistent(call)
-    yield from _check_deep(call)
     yield _check_kept(call)
+    yield from _check_deep(call)
     yield _check_held_open(call)
 
 
@@ -641,20 +660,30 @@ def _check_persistent(call: str) -> str:
     """Train with biases that stay whole: they need the owners' new slices after every step."""
     keys = (("stage3_param_persistence_threshold", 6),)
     plan = Plan(3, 2, "tied", accum_steps=2, zero=keys)
-    return unit_runs.same_weights(plan, trained(plan, call), call)
+    ranks = trained(plan, call)
+    for shown in ranks:
+        if shown.blocking:
+            raise Wrong(
+                f"After the step the gathers of {', '.join(shown.blocking)} were waited for where "
+                "they were started, one after the other: `publish` returns the work.",
+                expected="async_op=True",
+                observed=f"{len(shown.blocking)} gathers waited for",
+                rank=shown.rank,
+                call=call,
+            )
+    return unit_runs.same_weights(plan, ranks, call)
 
 
 def _check_deep(call: str) -> Iterator[str]:
     """Train with blocks whose gradients come in two lots, and with such that run again."""
     psi = 3 * unit_runs.padded(unit_runs.DEEP_BLOCK, 2)
-    for model, prefetch in (("deep", False), ("recomputed", True)):
-        plan = Plan(3, 2, model, prefetch=prefetch)
+    recomputed = Plan(3, 2, "recomputed", prefetch_numel=psi)
+    for plan, live in ((Plan(3, 2, "deep", prefetch=False), 1), (recomputed, 3)):
         ranks = trained(plan, call)
         unit_runs.same_traffic(plan, ranks, {"all_gather": 2 * psi, "reduce_scatter": psi}, call)
-        if not prefetch:
-            _check_live(plan, ranks, 1, call)
-            yield "without prefetch one block at a time"
+        _check_live(plan, ranks, live, call)
         yield unit_runs.same_weights(plan, ranks, call)
+    yield "without prefetch one block at a time; as many as fit where `prefetch_numel` is large"
 
 
 def _check_kept(call: str) -> str:
@@ -668,7 +697,17 @@ def _check_kept(call: str) -> str:
 
 def _check_held_open(call: str) -> str:
     """Step inside `GatheredParameters`: what is whole there has to be new afterwards."""
-    for rank, apart in enumerate(unit_runs.stale_in_a_held_block(2)):
+    shown = _verdict("a step inside GatheredParameters", call, _held)
+    for rank, (readable, apart) in enumerate(shown):
+        if not readable:
+            raise Wrong(
+                "A forward ran inside GatheredParameters, and after it the parameters there are "
+                "NaN: `self.reshard(unit)` leaves alone what somebody holds, the turn does not.",
+                expected="whole parameters to the end of the block",
+                observed="NaN after forward",
+                rank=rank,
+                call=call,
+            )
         if apart:
             raise Wrong(
                 "engine.step() ran inside GatheredParameters, and the parameters that are whole "
@@ -679,6 +718,23 @@ def _check_held_open(call: str) -> str:
                 call=call,
             )
     return "units that somebody holds during a step are new after it"
+
+
+def _check_row(ranks: list[Shown], call: str) -> None:
+    """What is needed now is gathered before what will be needed next."""
+    row = ("root", *unit_runs.BLOCKS, "root", *reversed(unit_runs.BLOCKS))
+    for shown in ranks:
+        if sorted(shown.gathers) == sorted(row) and shown.gathers != row:
+            at = next(number for number, name in enumerate(row) if shown.gathers[number] != name)
+            raise Wrong(
+                f"The gather of {shown.gathers[at]} begins before that of {row[at]}, which is "
+                "needed first: a gather waits for those before it, so the unit whose turn it is "
+                "comes before its followers.",
+                expected=" ".join(row),
+                observed=" ".join(shown.gathers),
+                rank=shown.rank,
+                call=call,
+            )
 
 
 def _check_freed(ranks: list[Shown], call: str) -> None:
@@ -695,8 +751,8 @@ def _check_freed(ranks: list[Shown], call: str) -> None:
             )
         if shown.rash:
             raise Wrong(
-                f"{', '.join(shown.rash)} is freed before its last gradient has been taken and "
-                "sent: take the gradient as stage 2 does first, for which all ranks wait.",
+                f"{', '.join(shown.rash)} freed before the last gradient has been taken and sent: "
+                "a unit is done with when that has come, and all ranks wait for it first of all.",
                 expected="the reduction begins, then the unit is freed",
                 observed=f"freed first: {', '.join(shown.rash)}",
                 rank=shown.rank,
@@ -704,14 +760,19 @@ def _check_freed(ranks: list[Shown], call: str) -> None:
             )
 
 
+def _held() -> list[tuple[bool, float]]:
+    return unit_runs.stale_in_a_held_block(2)
+
+
 def _check_not_hasty(ranks: list[Shown], call: str) -> None:
     for shown in ranks:
         if shown.hasty:
+            way, unit = shown.hasty[0]
             raise Wrong(
-                f"In forward the gather of {shown.hasty[0]} has been waited for before the block "
-                "that computed was freed: it was started ahead, and hides behind nothing.",
+                f"In {way} the gather of {unit} has been waited for before the block that "
+                "computed was freed: it was started ahead, and hides behind nothing.",
                 expected="a gather on its way until its own unit's turn",
-                observed=f"waited for ahead: {', '.join(shown.hasty)}",
+                observed=f"waited for ahead: {', '.join(unit for _, unit in shown.hasty)}",
                 rank=shown.rank,
                 call=call,
             )
@@ -732,9 +793,10 @@ def _check_live(plan: Plan, ranks: list[Shown], expected: int, call: str) -> Non
         live = _live_blocks(shown.story)
         if live != expected:
             where = _where_most(shown.story)
+            rule = "are enough" if live > expected else "can be, by the options"
             raise Wrong(
                 f"{unit_runs.describe(plan)}: {live} blocks are whole at the same time{where}, "
-                f"where {expected} are enough.",
+                f"where {expected} {rule}.",
                 expected=expected,
                 observed=" ".join(shown.story),
                 rank=shown.rank,

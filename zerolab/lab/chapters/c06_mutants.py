@@ -100,6 +100,13 @@ UNSHARD_BUCKET = (
             "comm.all_gather(bucket.flat_param, bucket.flat_param[slice(*bucket.bounds)].fill_(0),",
         ),
     ),
+    rewritten(
+        UNSHARD,
+        "calls_it_control",
+        "Control traffic is flags and norms. Parameters are what stage 3 pays for: hidden among "
+        "the flags, its third Psi is in no count.",
+        ("async_op=True,", 'async_op=True, purpose="control",'),
+    ),
 )
 
 RESHARD_BUCKET = (
@@ -140,6 +147,16 @@ RESHARD_BUCKET = (
         "A parameter of size 0 has lost its shape: whoever counts parameters, builds an optimizer "
         "or prints the model sees an empty one.",
         ("sharded_param.placeholder(slot.param)", "slot.param.new_empty(0)"),
+    ),
+    rewritten(
+        RESHARD,
+        "fills_with_nan",
+        "A tensor full of NaN takes as much memory as the parameters did. One NaN, expanded to the "
+        "shape, looks the same and takes 4 bytes.",
+        (
+            "sharded_param.placeholder(slot.param)",
+            "slot.param.new_full(tuple(slot.shape), float('nan'))",
+        ),
     ),
 )
 
@@ -413,6 +430,54 @@ MOMENT_ZERO3 = (
         (
             "        if not bucket.persistent and not self.turns[self.unit_of[bucket]].holds:\n",
             "        if not bucket.persistent:\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "hears_no_limit",
+        "`options.prefetch_numel` is how the user says how far ahead to gather: on a slow network "
+        "one unit is not enough, where memory is short none is allowed.",
+        ("followers, limit)", "followers, None and limit)"),
+    ),
+    rewritten(
+        ZERO3,
+        "followers_first",
+        "Gathers run one after the other. Started before the unit's own, those of its followers "
+        "are in its way: what is needed now comes last.",
+        (
+            "        self.unshard(unit)\n        self.note_turn(unit, in_backward)\n",
+            "        self.note_turn(unit, in_backward)\n",
+        ),
+        (
+            "                self.fetch(follower)\n",
+            "                self.fetch(follower)\n        self.unshard(unit)\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "publishes_one_by_one",
+        "What persistent buckets need after the step is gathered while the next bucket is updated. "
+        "Waiting for each in `publish` makes a row of them.",
+        ("bucket.shard, async_op=True", "bucket.shard"),
+    ),
+    rewritten(
+        ZERO3,
+        "waits_ahead_in_backward",
+        "Forward and backward are alike: also in backward a follower's gather is started, and its "
+        "own turn waits for it.",
+        (
+            "                self.fetch(follower)\n",
+            "                (self.unshard if in_backward else self.fetch)(follower)\n",
+        ),
+    ),
+    rewritten(
+        ZERO3,
+        "frees_what_is_held",
+        "`self.reshard(unit)` leaves alone what somebody holds in `GatheredParameters`; the turn "
+        "itself does not know, and frees it under their hands.",
+        (
+            "            self.reshard(unit)\n\n    def pre_backward",
+            "            self.turns[unit].reshard()\n\n    def pre_backward",
         ),
     ),
 )

@@ -137,7 +137,8 @@ class Shown:
     gathers: tuple[str, ...]  # units, in the order in which their gathers were started
     story: tuple[str, ...]  # "+blocks.0", "-blocks.0", ...
     published: tuple[str, ...]  # units that were gathered after the optimizer had stepped
-    hasty: tuple[str, ...]  # units whose gather was waited for while the one before computed
+    blocking: tuple[str, ...]  # and of these, those that were waited for at once
+    hasty: tuple[tuple[str, str], ...]  # (way, unit): waited for while the one before computed
     rash: tuple[str, ...]  # units that were freed before their last gradient was sent
     left: tuple[str, ...]  # units that were whole when the last gradient had come
     losses: list[float] = field(default_factory=list)
@@ -206,6 +207,7 @@ def _train(plan: Plan) -> Shown:
         told.gathers,
         told.events,
         told.published,
+        told.blocking,
         told.hasty,
         told.rash,
         left[-1],
@@ -233,25 +235,28 @@ def _whole_at_the_end(stage: ddp.DDP) -> list[tuple[str, ...]]:
     return found
 
 
-def stale_in_a_held_block(world_size: int) -> list[float]:
-    """Take a step while somebody holds the parameters whole; return, per rank, how far off.
+def stale_in_a_held_block(world_size: int) -> list[tuple[bool, float]]:
+    """Take a whole step while somebody holds the parameters; return two facts for every rank.
 
-    What they read afterwards is compared with the new slices of all ranks.
+    Whether they could still be read after forward, and how far what was read after the step is
+    off the new slices of all ranks.
     """
     return evidence.run(_hold, world_size)
 
 
-def _hold() -> float:
+def _hold() -> tuple[bool, float]:
     model = make_model("deep").to(evidence.home())
     trainer, *_ = engine.initialize(model=model, config=Plan(3, comm.get_world_size()).config())
     inputs, targets = (t.to(evidence.home()) for t in batch(comm.get_rank(), 0))
-    trainer.backward(F.mse_loss(trainer(inputs), targets))
     with gathering.GatheredParameters(model.parameters()):
+        loss = F.mse_loss(trainer(inputs), targets)
+        readable = not bool(evidence.weights_of(model).isnan().any())
+        trainer.backward(loss)
         trainer.step()
         read = evidence.weights_of(model)
     apart = (read - whole_weights(trainer)).abs().max().item()
     trainer.close()
-    return apart
+    return readable, apart
 
 
 def whole_weights(trainer: engine.Engine) -> torch.Tensor:
@@ -282,7 +287,8 @@ class Story:
     gathers: tuple[str, ...]  # units, in the order of their gathers
     published: tuple[str, ...]  # those of them that were started in the phase "step"
     most: int  # bytes of full parameters, at most
-    hasty: tuple[str, ...]  # units of forward whose gather ended before the block before had gone
+    blocking: tuple[str, ...]  # those of them that were waited for where they were started
+    hasty: tuple[tuple[str, str], ...]  # (way, unit): gathered before the block before had gone
     rash: tuple[str, ...]  # units that went before their last gradient was sent
 
     @classmethod
@@ -295,7 +301,9 @@ class Story:
         data = [e for e in records.collectives[first_call:] if e.purpose == "data"]
         calls = [e for e in data if e.op == "all_gather"]
         gathers = tuple(unit_of(e.label) for e in calls)
-        published = tuple(unit_of(e.label) for e in calls if e.phase == "step")
+        in_step = [e for e in calls if e.phase == "step"]
+        published = tuple(unit_of(e.label) for e in in_step)
+        blocking = tuple(unit_of(e.label) for e in in_step if not e.asynchronous)
         names = iter(gathers)
         name_of: dict[int, str] = {}
         gone: list[tuple[float, str]] = []
@@ -314,17 +322,20 @@ class Story:
             sign = "+" if event.delta > 0 else "-"
             events.append(sign + name_of.get(event.block, "?"))
         rash = _rash(data, gone)
-        return cls(tuple(events), gathers, published, most, _hasty(calls, gone), rash)
+        hasty = (*_hasty(calls, gone, "forward"), *_hasty(calls, gone, "backward"))
+        return cls(tuple(events), gathers, published, most, blocking, hasty, rash)
 
 
-def _hasty(calls: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]]) -> tuple[str, ...]:
-    """Return the units of forward whose gather had ended before the block before them was freed."""
+def _hasty(
+    calls: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]], way: str
+) -> list[tuple[str, str]]:
+    """Return the units of a way whose gather had ended before the block before them was freed."""
     found = []
-    for one, two in pairwise(call for call in calls if call.phase == "forward"):
+    for one, two in pairwise(call for call in calls if call.phase == way):
         left = [at for at, name in gone if name == unit_of(one.label) and at > one.time]
         if unit_of(one.label) != "root" and left and two.ended < left[0]:
-            found.append(unit_of(two.label))
-    return tuple(found)
+            found.append((way, unit_of(two.label)))
+    return found
 
 
 def _rash(data: Sequence[CollectiveEvent], gone: Sequence[tuple[float, str]]) -> tuple[str, ...]:
