@@ -241,3 +241,12 @@ def test_what_is_written_again_is_an_exercise_of_an_earlier_chapter():
     assert {chapter: ids for chapter, ids in again.items() if ids} == {
         "04": {"0.1"}, "05": {"2.5"}, "06": {"5.3"}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_the_bugs_that_a_chapter_names_by_number_are_there(name):
+    prose, code = chapter_cells(name)
+    for hunted in re.findall(r"^lab\.bug_hunt\(\"([\d.]+)\"", "\n".join(code), re.M):
+        named = {int(n) for n in re.findall(r"number=(\d+)", "\n".join([*prose, *code]))}
+        assert max(named) == len(exercise.find(hunted).hunted) or name[:2] in ("01", "02")
+        assert max(named) <= len(exercise.find(hunted).hunted)

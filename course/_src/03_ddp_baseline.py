@@ -623,7 +623,7 @@ for name in ("grad_ready", "post_backward", "launch", "reduce", "receive"):
 # ever moves. The script prints bytes, and the bytes are right.
 #
 # Name the misconception with its letter, `lab.bug_hunt("3.3", "LETTER")`; then mend the code and
-# hand it in. `number=2` and `number=3` are other bugs.
+# hand it in. `number=2` to `number=5` are other bugs.
 
 # %% hunt
 lab.bug_hunt("3.3")
