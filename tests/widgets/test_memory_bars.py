@@ -125,7 +125,7 @@ def test_moving_the_ceiling_changes_the_finding():
 
 def test_small_sizes_are_shown_in_small_units():
     sizes = [61 * MIB, MIB // 8, 2048, 16, 0]
-    assert [mib(size) for size in sizes] == ["61.0 MiB", "102 KiB", "2 KiB", "16 B", "0 B"]
+    assert [mib(size) for size in sizes] == ["61.0 MiB", "128 KiB", "2 KiB", "16 B", "0 B"]
     assert mib(MIB // 4) == "256 KiB" and mib(80 * 2**30) == "80.0 GiB"
 
 

@@ -6,6 +6,7 @@ order in which the events of all ranks happened. A storage that turns out to be 
 only when backward starts is drawn as one from its birth: the last kind a block had is its kind.
 """
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from zerolab.records import KINDS, MemoryEvent, Records
 from .theme import KINDS as KIND_STYLES
 
 MIB, GIB = 2**20, 2**30
+FRAMES_BYTES = 32_000  # of JSON; bars, theme and scripts take the rest of 50 KB
 TIE = 1e-9  # 0.25 is rounded up, as the scripts of the pictures do
 
 
@@ -116,6 +118,8 @@ def frames_of_records(ranks: Sequence[Records], count: int = 48) -> list[dict[st
         replays[position].play(ranks[position].memory[i])
         if number in wanted or (position, i) in peaks:
             frames.append({"time": round(time, 4), "bars": [_frame_bar(r) for r in replays]})
+    while len(frames) > 2 and len(json.dumps(frames)) > FRAMES_BYTES:
+        frames = [*frames[:-1:2], frames[-1]]  # of many ranks fewer moments fit into a page
     return frames
 
 
@@ -148,4 +152,5 @@ def finding(bars: Sequence[Bar], capacity: int | None) -> str:
     tail = ""
     if largest:
         tail = f"; most of it: {KIND_STYLES[largest].label} ({mib(fullest.segments[largest])})"
-    return f"{len(bars)} GPUs; {fullest.label} {state} {mib(size)}{limit}{tail}."
+    gpus = "1 GPU" if len(bars) == 1 else f"{len(bars)} GPUs"
+    return f"{gpus}; {fullest.label} {state} {mib(size)}{limit}{tail}."

@@ -60,9 +60,8 @@ class Step:
         often = _often(self.counts)
         ahead = f"{self.ahead} of {sum(self.counts)} gathers began ahead of their turn"
         peak = f"at most {mib(self.peak)} of {mib(self.all_bytes)} were whole or on their way"
-        text = (
-            f"{self.name} of rank {self.rank}: {len(self.units)} units, {often}; {peak}; {ahead}."
-        )
+        units = "1 unit" if len(self.units) == 1 else f"{len(self.units)} units"
+        text = f"{self.name} of rank {self.rank}: {units}, {often}; {peak}; {ahead}."
         if self.left:
             text += f" Not freed: {', '.join(self.left)}."
         return text

@@ -5,6 +5,7 @@ memory_bars is, and has one method more, `advance`. The data come from `bars` an
 curves are drawn by static/live_dashboard.js. What a saved notebook shows has no times in it.
 """
 
+import math
 from collections.abc import Sequence
 
 import traitlets
@@ -55,7 +56,8 @@ class LiveDashboard(MemoryBars):
         self._pulse.read(ranks)
         lockstep = ranks[0].world in ("lockstep", "")
         with self.hold_sync():
-            self.losses = pulse.thinned([round(loss, 5) for loss in self._losses])
+            points = pulse.thinned([round(loss, 5) for loss in self._losses])
+            self.losses = [point for point in points if math.isfinite(point[1])]
             self.shares = pulse.thinned([round(share, 4) for share in self._pulse.shares])
             self.moved = dict(self._pulse.moved)
             self.note = LOCKSTEP_NOTE if lockstep else ""

@@ -133,8 +133,10 @@ def finding(rows: Sequence[RankRow], calls: Sequence[RankRow] = ()) -> str:
     odd, groups = odd_ones(rows), waiting_groups(rows)
     parts = [said(row).rstrip(".") for row in rows if row.rank in odd]
     rest = [[row for row in group if row.rank not in odd] for group in groups]
-    if not odd and len(groups) == 1:
-        return f"All {len(rows)} ranks wait in a {groups[0][0].op}, each for another: a circle."
+    if not odd and len(groups) == 1 and len(rows) > 1:
+        article = "an" if groups[0][0].op[0] in "aeiou" else "a"
+        who = f"All {len(rows)} ranks wait in {article} {groups[0][0].op}"
+        return f"{who}, each for another: a circle."
     parts += [wait_text(group) for group in rest if group]
     if not parts:
         return f"None of {len(rows)} ranks waited: {said(rows[0])}"

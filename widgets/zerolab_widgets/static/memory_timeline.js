@@ -239,7 +239,7 @@ function renderTimeline({ model, el }) {
     model.save_changes();
   });
   ui.peak.addEventListener("click", () => {
-    model.set("moment", Math.max(ui.ranks[model.get("rank")].peak_moment, 0));
+    model.set("moment", Math.max(ui.ranks[model.get("rank")]?.peak_moment ?? 0, 0));
     model.save_changes();
   });
   const stop = redrawOn(model, ["drawn", "capacity", "failure", "finding", "theme"], () => drawTimeline(model, ui));
