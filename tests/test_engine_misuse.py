@@ -335,3 +335,73 @@ def test_a_layer_added_frozen_is_nobodys_business():
         assert engine.was_step_applied()
 
     comm.run(work, world_size=2)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_parameter_group_added_after_initialize_is_refused(stage):
+    def work():
+        engine = build(make_model(), stage)
+        engine.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        with pytest.raises(UsageError, match="add_param_group before initialize"):
+            micro_step(engine, 0)
+
+    comm.run(work, world_size=2)
+
+
+def assign(model):
+    model[1][0].bias.data = torch.full((6,), 0.1)
+
+
+REPLACE = {"assigned": assign, "converted": lambda model: model.double(), "half": nn.Module.half}
+
+
+@pytest.mark.parametrize("how", REPLACE)
+@pytest.mark.parametrize("stage", STAGES)
+def test_data_that_replaces_a_parameter_is_refused_by_name(stage, how):
+    """The optimizer would train the bucket, and the model compute with something else."""
+
+    def work():
+        engine = build(make_model(), stage)
+        micro_step(engine, 0)
+        REPLACE[how](engine.module)
+        with pytest.raises(UsageError, match=r"data of parameter '\d.0.\w+' was replaced"):
+            engine.backward(engine(torch.ones(2, 6, dtype=next(engine.parameters()).dtype)).sum())
+            engine.step()
+
+    comm.run(work, world_size=2)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_conversion_to_what_the_model_is_already_changes_nothing(stage):
+    def work():
+        engine = build(make_model(), stage)
+        for _ in range(2):
+            engine.module.float().to("cpu")
+            micro_step(engine, 0)
+        return engine.was_step_applied()
+
+    assert all(comm.run(work, world_size=2))
+
+
+def test_parameters_that_nobody_trains_are_named_once(caplog):
+    def work():
+        model = make_model()
+        sgd = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        micro_step(build(model, 1, optimizer=sgd), 0)
+
+    comm.run(work, world_size=2)
+    (warning,) = [r.getMessage() for r in caplog.records if "not in the optimizer" in r.message]
+    assert warning.startswith("4 parameters require gradients") and "requires_grad_" in warning
+
+
+def test_a_step_skipped_without_fp16_is_named_with_its_likely_cause(caplog):
+    def work():
+        engine = build(make_model(), 3)
+        penalty = sum(param.norm() for param in engine.module.parameters())
+        engine.backward(make_loss(engine, 0) + penalty)
+        engine.step()
+        return engine.skipped_steps
+
+    assert comm.run(work, world_size=2) == [1, 1]
+    (warning,) = [r.getMessage() for r in caplog.records if "step skipped" in r.message]
+    assert "sharded parameter that is read outside forward is NaN" in warning

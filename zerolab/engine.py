@@ -127,6 +127,8 @@ class Engine(nn.Module):
         self.scaler = building.scaler(cfg)
         self.check_overflow = cfg.param_dtype != torch.bfloat16 or cfg.bf16.check_grad_overflow
         homes.register(self)
+        if comm.get_rank() == 0:
+            misuse.warn_of_untrained(self.sharding.buckets)
         self._watches = gathering.watch_states(self.module)
 
     def _options(self, mixed: bool) -> ddp.StageOptions:
@@ -151,6 +153,8 @@ class Engine(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: any arguments, any outputs."""
         device.set_phase("forward")
+        if self.stage == 3:  # what was put in place of a placeholder is gone when it is gathered
+            misuse.refuse_replaced_data(self.sharding.buckets)
         self.sharding.before_model()
         try:
             return self.module(*args, **kwargs)
@@ -199,6 +203,7 @@ class Engine(nn.Module):
             raise UsageError("engine.step() was called inside no_sync(): leave the block first")
         self._step_applied = False
         misuse.refuse_new_parameters(self.module, self._taken)
+        misuse.refuse_replaced_data(self.sharding.buckets)
         with self._whole_or_nothing():
             self.sharding.end_micro_step()
             if self.is_gradient_accumulation_boundary():
@@ -237,6 +242,8 @@ class Engine(nn.Module):
         self._step_applied = not agreed.overflow
         if agreed.overflow:
             self.skipped_steps += 1
+            if comm.get_rank() == 0 and not self.config.fp16.enabled:
+                misuse.warn_of_skipped(self.stage)
         elif self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.buffers_.send(agreed.changed)

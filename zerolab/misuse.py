@@ -5,14 +5,19 @@ explained; if not, the error goes on as it is. Before a step it asks for what to
 even notice.
 """
 
-from collections.abc import Set
+import logging
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from . import sharded_param
+from .bucket import Bucket
 from .errors import UsageError
+
+log = logging.getLogger("zerolab")
 
 
 def explain_dtype(error: RuntimeError, inputs: Any, dtype: torch.dtype) -> None:
@@ -82,3 +87,43 @@ def refuse_new_parameters(module: nn.Module, known: Set[int]) -> None:
                 "not train it: change the model first and then call initialize, or freeze it with "
                 "requires_grad_(False)"
             )
+
+
+def refuse_replaced_data(buckets: Iterable[Bucket]) -> None:
+    """Raise UsageError where a parameter lies neither in its bucket nor in shards.
+
+    What is trained is the bucket: the model would go on with values that nobody updates.
+    """
+    for bucket in buckets:
+        here = [slot.param.data_ptr() for slot in bucket.slots]
+        home = [view.data_ptr() for view in bucket.views]
+        away = sharded_param.placeholder_address(bucket.dtype, bucket.device)
+        if here == home or all(address == away for address in here):
+            continue
+        for slot, address, right in zip(bucket.slots, here, home, strict=True):
+            if address not in (right, away):
+                raise UsageError(
+                    f"the data of parameter {slot.name!r} was replaced after initialize, by "
+                    "`param.data = ...` or by model.to(...), .half() and the like: convert the "
+                    "model before, and set values with `with zero.GatheredParameters(param, "
+                    "modifier_rank=0): param.copy_(...)`"
+                )
+
+
+def warn_of_untrained(buckets: Iterable[Bucket]) -> None:
+    """Log which parameters want a gradient although the engine's optimizer does not have them."""
+    names = [s.name for b in buckets if not b.trainable for s in b.slots if s.param.requires_grad]
+    if names:
+        log.warning(
+            "%d parameters require gradients and are not in the optimizer (%s, ...): the engine "
+            "neither trains them nor averages their gradients over ranks; freeze them with "
+            "requires_grad_(False), or give them to the optimizer",
+            len(names),
+            names[0],
+        )
+
+
+def warn_of_skipped(stage: int) -> None:
+    """Log that a step was skipped although there is no loss scale that could be too high."""
+    hint = "; a sharded parameter that is read outside forward is NaN" if stage == 3 else ""
+    log.warning("step skipped: a gradient is infinite or NaN%s", hint)

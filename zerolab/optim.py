@@ -95,6 +95,12 @@ class BucketGroups:
     def step(self, bucket: Bucket) -> None:
         """Run one optimizer step on the segments of one bucket."""
         groups = self.optimizer.param_groups
+        if len(groups) != len(self.members[bucket]):
+            raise UsageError(
+                f"the optimizer had {len(self.members[bucket])} parameter groups at initialize and "
+                f"has {len(groups)} now: call add_param_group before initialize, so that the new "
+                "parameters get a bucket"
+            )
         everything = [group["params"] for group in groups]
         self.stepping = True
         try:

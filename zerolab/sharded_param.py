@@ -61,10 +61,15 @@ def _poison(dtype: torch.dtype) -> float:
     return float("nan") if dtype.is_floating_point or dtype.is_complex else 0
 
 
+def placeholder_address(dtype: torch.dtype, where: torch.device) -> int | None:
+    """Return where the shared element lies, None if there is none."""
+    poison = _POISON.get((dtype, where))
+    return None if poison is None else poison.data_ptr()
+
+
 def is_placeholder(param: torch.Tensor) -> bool:
     """Whether there is nothing behind a parameter but the shared element."""
-    poison = _POISON.get((param.dtype, param.device))
-    return poison is not None and poison.data_ptr() == param.data_ptr()
+    return param.data_ptr() == placeholder_address(param.dtype, param.device)
 
 
 def lost_writes() -> bool:

@@ -192,10 +192,14 @@ class UnitSharding(zero2.Zero2):
     def read_param(self, unit: Unit) -> None:
         """Somebody reads a parameter of a unit: if it is not its turn, borrow the unit."""
         turn = self.turns[unit]
-        running = self.forwards > 0 or watching.in_backward()
-        if running and turn.state is not ShardState.UNSHARDED:
+        if self.running and turn.state is not ShardState.UNSHARDED:
             turn.borrowed = True
             self.unshard(unit)
+
+    @property
+    def running(self) -> bool:
+        """Whether a forward of the whole model is running, or backward."""
+        return self.forwards > 0 or watching.in_backward()
 
     def watch_inputs(self, unit: Unit, inputs: Any) -> None:
         """Count a forward call as pending until the gradients of all its inputs are there."""
@@ -209,11 +213,16 @@ class UnitSharding(zero2.Zero2):
             Arrival.of(leaf).free.append(action)
 
     def watch_outputs(self, unit: Unit, outputs: Any) -> None:
-        """Ask for `pre_backward` when the first gradient reaches an output of the unit."""
-        if watching.in_backward():
+        """Ask for `pre_backward` when the first gradient reaches an output of the unit.
+
+        Outputs without a tensor to be found cannot tell: the unit is whole all through backward.
+        """
+        if watching.in_backward() or not torch.is_grad_enabled():
             return
+        found = watching.tensors_of_outputs(outputs)
+        self.turns[unit].borrowed |= not found
         action = partial(watching.first_grad, weakref.ref(self), weakref.ref(unit))
-        for leaf in watching.grad_leaves(outputs):
+        for leaf in watching.grad_leaves(found):
             Arrival.of(leaf).fetch.append(action)
 
     # -- around the model's forward and backward ----------------------------------------------

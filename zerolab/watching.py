@@ -35,8 +35,18 @@ def in_backward() -> bool:
 
 def grad_leaves(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in a nested structure that take part in backward."""
-    leaves = tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [leaf for leaf in tensors_in(tree) if leaf.requires_grad]
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in a nested structure."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def tensors_of_outputs(outputs: Any) -> list[torch.Tensor]:
+    """Return the tensors in a module's outputs; if there are none, those its objects hold."""
+    inside = [vars(leaf) for leaf in tree_leaves(outputs) if hasattr(leaf, "__dict__")]
+    return tensors_in(outputs) or tensors_in(inside)
 
 
 class Arrival:
@@ -87,6 +97,13 @@ class WatchedParameters(dict):
         if unit_ref is not None and stage is not None:
             stage.read_param(unit_ref())
         return super().__getitem__(name)
+
+    def items(self) -> Any:
+        """Return names and parameters, whole if the model is running (`self.parameters()`)."""
+        stage = self._stage_ref()
+        if stage is None or not stage.running:
+            return super().items()
+        return ((name, self[name]) for name in self)
 
     def __reduce__(self) -> tuple:
         """Copy and pickle as a plain dictionary: a copy of the model belongs to no stage."""
