@@ -168,6 +168,8 @@ EXERCISES = (
             wrong.bucket_by_bucket,
             wrong.counts_norm_as_data,
             wrong.returns_the_square,
+            wrong.squares_in_place,
+            wrong.takes_unused_out,
         ),
     ),
     Exercise(

@@ -257,6 +257,26 @@ def returns_the_square(buckets: Sequence[Bucket], unused: Unused) -> torch.Tenso
     return tables.sum()
 
 
+def squares_in_place(buckets: Sequence[Bucket], unused: Unused) -> torch.Tensor:
+    """Squares need no new memory if they take the place of the gradients, which are gone then."""
+    tables = torch.cat([table.reshape(-1) for table in _tables(buckets, unused)])
+    if not _holds_all(buckets):
+        comm.all_reduce(tables, "sum", purpose="control")
+    for bucket in buckets:
+        assert bucket.reduced is not None
+        bucket.reduced.square_()
+    return tables.sum().sqrt()
+
+
+def takes_unused_out(buckets: Sequence[Bucket], unused: Unused) -> torch.Tensor:
+    """What is taken out of the caller's dictionary is missing where the optimizer asks for it."""
+    tables = [precision.square_table(bucket, unused.pop(bucket)) for bucket in buckets]
+    mine = torch.cat([table.reshape(-1) for table in tables])
+    if not _holds_all(buckets):
+        comm.all_reduce(mine, "sum", purpose="control")
+    return mine.sum().sqrt()
+
+
 # 7.5 step_factor
 
 
