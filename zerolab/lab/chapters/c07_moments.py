@@ -39,7 +39,7 @@ class Norm:
 
 
 def check_global_norm(answer: Function) -> Iterator[str]:
-    """Stages 0 to 3 on 1, 3 and 4 ranks against fp64 sums over whole gradients, and clip_grad_norm_."""
+    """Stages 0 to 3 on 1, 3 and 4 ranks against fp64 sums and clip_grad_norm_."""
     _check_norms(0, 1)
     yield "one rank: the norm of whole gradients, twelve digits of it"
     for world_size, stages in ((3, (0, 1, 2, 3)), (4, (0, 2))):
