@@ -1,5 +1,6 @@
 """What goes wrong in a training loop is refused with a reason, or leaves the numbers right."""
 
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -405,3 +406,39 @@ def test_a_step_skipped_without_fp16_is_named_with_its_likely_cause(caplog):
     assert comm.run(work, world_size=2) == [1, 1]
     (warning,) = [r.getMessage() for r in caplog.records if "step skipped" in r.message]
     assert "sharded parameter that is read outside forward is NaN" in warning
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_engine_called_in_another_thread_than_its_rank_is_refused(stage):
+    """That thread is no rank: at stage 0 it would train on, on its own."""
+
+    def work():
+        engine, errors = build(make_model(), stage), []
+
+        def elsewhere():
+            try:
+                micro_step(engine, 0)
+            except UsageError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        micro_step(engine, 0)
+        return errors
+
+    for (error,) in comm.run(work, world_size=2):
+        assert "made on 2 ranks and is called where the world size is 1" in error
+
+
+def test_inference_mode_and_complex_parameters_are_refused_at_initialize():
+    model = make_model()
+    with torch.inference_mode():
+        made = make_model()
+        with pytest.raises(UsageError, match=r"under torch.inference_mode\(\).*outside"):
+            zerolab.initialize(model=model, config=make_config(0))
+    with pytest.raises(UsageError, match=r"'0.0.weight' was made under torch.inference_mode"):
+        zerolab.initialize(model=made, config=make_config(0))
+    model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(UsageError, match=r"'phase' is torch.complex64.*view_as_real"):
+        zerolab.initialize(model=model, config=make_config(0))

@@ -152,6 +152,7 @@ class Engine(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: any arguments, any outputs."""
+        misuse.refuse_other_ranks(self._ranks, comm.get_world_size())
         device.set_phase("forward")
         if self.stage == 3:  # what was put in place of a placeholder is gone when it is gathered
             misuse.refuse_replaced_data(self.sharding.buckets)
@@ -202,6 +203,7 @@ class Engine(nn.Module):
         if self.sharding.no_sync:
             raise UsageError("engine.step() was called inside no_sync(): leave the block first")
         self._step_applied = False
+        misuse.refuse_other_ranks(self._ranks, comm.get_world_size())
         misuse.refuse_new_parameters(self.module, self._taken)
         misuse.refuse_replaced_data(self.sharding.buckets)
         with self._whole_or_nothing():
@@ -491,6 +493,7 @@ def initialize(
     for warning in cfg.warnings:
         if comm.get_rank() == 0:
             log.warning(warning)
+    misuse.refuse_unfit_parameters(model)
     building.refuse_taken(model)
     built = building.optimizer(model, optimizer, model_parameters, cfg)
     building.refuse_strangers(model, built)

@@ -89,6 +89,36 @@ def refuse_new_parameters(module: nn.Module, known: Set[int]) -> None:
             )
 
 
+def refuse_unfit_parameters(module: nn.Module) -> None:
+    """Raise UsageError for parameters that no engine can train: of inference mode, or complex."""
+    if torch.is_inference_mode_enabled():
+        raise UsageError(
+            "initialize was called under torch.inference_mode(), and what is made there takes no "
+            "part in backward: call it outside"
+        )
+    for name, param in module.named_parameters():
+        if param.is_inference():
+            raise UsageError(
+                f"parameter {name!r} was made under torch.inference_mode() and takes no part in "
+                "backward: build the model outside"
+            )
+        if param.is_complex():
+            raise UsageError(
+                f"parameter {name!r} is {param.dtype}, and gradients are averaged in real numbers: "
+                "keep nn.Parameter(torch.view_as_real(value)) and use torch.view_as_complex of it"
+            )
+
+
+def refuse_other_ranks(made: int, here: int) -> None:
+    """Raise UsageError where an engine is called outside the run that it was made in."""
+    if made != here:
+        raise UsageError(
+            f"the engine was made on {made} ranks and is called where the world size is {here}: "
+            "call it in the run and, as a rank of the lockstep world is a thread, in the thread "
+            "that made it"
+        )
+
+
 def refuse_replaced_data(buckets: Iterable[Bucket]) -> None:
     """Raise UsageError where a parameter lies neither in its bucket nor in shards.
 
