@@ -49,6 +49,7 @@ EXERCISES = (
             parts.one_call_a_parameter,
             parts.copies_into_a_buffer,
             parts.waits_for_a_hook,
+            parts.tells_the_weights_every_step,
         ),
     ),
     Exercise(
@@ -132,6 +133,7 @@ EXERCISES = (
             moments.skips_the_incomplete,
             moments.leaves_the_last_for_the_end,
             moments.takes_filled_for_complete,
+            moments.waits_for_the_one_before,
         ),
     ),
     Exercise(
@@ -157,6 +159,7 @@ EXERCISES = (
             moments.sends_the_latecomers_alone,
             moments.drops_the_latecomers,
             moments.sends_the_rest_backwards,
+            moments.waits_for_each,
         ),
     ),
     Exercise(
@@ -203,6 +206,7 @@ EXERCISES = (
             parts.rounds_up,
             parts.takes_micro_as_one,
             parts.repairs_the_total,
+            parts.at_least_one,
         ),
     ),
 )

@@ -63,15 +63,18 @@ def check_sent(ranks: Ranks, right: Sequence[dict[str, int]] = SENT) -> None:
 
 
 def _check_under_way(ranks: Ranks) -> None:
-    """What has been sent is not waited for at once: one at least is on its way."""
+    """What has been sent is not waited for while backward runs."""
     for rank, steps in enumerate(ranks):
-        least = {layer: min(count, 1) for layer, count in SENT[rank].items()}
         for step in steps:
-            if any(step.under_way.get(layer, 0) < number for layer, number in least.items()):
+            for layer, sent in SENT[rank].items():
+                flying = step.under_way.get(layer, 0)
+                if flying == sent:
+                    continue
                 raise Wrong(
-                    "While backward went on, no reduction was under way: each was waited for "
-                    "before the next gradient.",
-                    expected=f"at least {least}",
+                    f"When the first gradient of layer {layer!r} came, {sent} reductions had been "
+                    f"sent and {flying} were under way: the others had been waited for, and "
+                    "backward with them.",
+                    expected=SENT[rank],
                     observed=step.under_way,
                     call="one backward of five layers",
                     rank=rank,
@@ -336,7 +339,7 @@ def check_post_backward(answer: Function) -> Iterator[str]:
     check_sent(ranks)
     yield "each bucket leaves as soon as its turn has come, while backward runs on"
     _check_under_way(ranks)
-    yield "one reduction is under way while the next gradients are computed"
+    yield "what was sent is under way while the next gradients are computed"
     _check_order(ranks)
     yield "on each rank the same order, though gradients come in another order on rank 1"
     check_grads(ranks, runs.Case())
@@ -381,11 +384,27 @@ def check_finish_backward(answer: Function) -> Iterator[str]:
     _check_order(ranks)
     check_grads(ranks, case)
     yield "two micro-steps: nothing moves in the first, everything once in the second"
+    _check_together(ranks)
     yield "where the first bucket waits for its gradients, all leave at the end, in index order"
     case = runs.Case(reuse=True)
     ranks = runs.watch(case)
     check_grads(ranks, case)
     yield "a gradient that came on rank 1 after its bucket had left waits for the next round"
+
+
+def _check_together(ranks: Ranks) -> None:
+    """What is left is sent first, and then waited for."""
+    for rank, steps in enumerate(ranks):
+        for number, step in enumerate(steps):
+            if step.waited:
+                raise Wrong(
+                    f"Step {number}: {step.waited} reductions were waited for before the next one "
+                    "was sent. Send all that are left, and wait then: so they overlap.",
+                    expected="all sent, then all waited for",
+                    observed=f"{step.waited} waited for one by one",
+                    call="one step",
+                    rank=rank,
+                )
 
 
 # 3.6 receive
@@ -431,7 +450,7 @@ def check_receive(answer: Function) -> Iterator[str]:
     case = runs.Case(reuse=True)
     check_grads(runs.watch(case), case)
     yield "a bucket that has got a gradient meanwhile is FILLING, and is sent once more"
-    case = runs.Case(travel="bf16")
+    case = runs.Case(dtype="bf16", travel="bf16")
     held = 4 * runs.PADDED * runs.NUM_LAYERS
     _check_held(runs.watch(case), held, "one step with two dtypes")
     yield "means that have travelled in bf16 are kept in fp32: bytes held"

@@ -37,6 +37,7 @@ TRIADS = {  # (total, micro, accum) on 8 ranks, and what DeepSpeed 0.19.8 makes 
     (None, 4, None): (32, 4, 1),
     (33, None, None): (33, 4, 1),
     (16, None, 4): (16, 0, 4),
+    (16, 4, None): (16, 4, 0),
     (60, 4, None): (60, 4, 1),
     (64, 4, 3): (64, 4, 3),
 }
@@ -54,6 +55,7 @@ def check_train_data_parallel(answer: Function) -> Iterator[str]:
         _check_calls(shown, rank)
         _check_weights(shown, alone, rank)
     yield f"weights after each of {runs.STEPS} steps, on each rank: those of one process"
+    _check_others(ranks)
     yield f"one all-reduce a step, {2 * runs.PSI} elements moved for {runs.PSI} parameters"
     for rank, shown in enumerate(ranks):
         for step, early in enumerate(shown.early):
@@ -91,6 +93,20 @@ def _check_calls(shown: runs.Shared, rank: int) -> None:
             call=CALL,
             rank=rank,
         )
+
+
+def _check_others(ranks: list[runs.Shared]) -> None:
+    """After the first step, nothing but the reduction is called."""
+    for rank, shown in enumerate(ranks):
+        if shown.others:
+            raise Wrong(
+                f"Beside its all-reduce a step calls {', '.join(shown.others)}: equal weights that "
+                "get equal updates stay equal, so nobody has to be told again.",
+                expected="one all-reduce",
+                observed=f"also {', '.join(shown.others)}",
+                call=CALL,
+                rank=rank,
+            )
 
 
 def _check_weights(shown: runs.Shared, alone: list[torch.Tensor], rank: int) -> None:

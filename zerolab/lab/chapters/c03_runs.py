@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -124,6 +125,7 @@ class Step:
     loose: tuple[str, ...] = ()  # what buckets still hold of a collective
     sent: dict[str, int] = field(default_factory=dict)  # when a layer's first gradient came ...
     under_way: dict[str, int] = field(default_factory=dict)  # ... so many buckets were
+    waited: int = 0  # reductions that had ended before the next one was sent
     in_backward: int = 0  # buckets that had been sent when the last gradient had come
     order: tuple[str, ...] = ()  # buckets as they were reduced
     sizes: tuple[int, ...] = ()  # elements of each of these
@@ -318,6 +320,7 @@ def _look(trainer: engine.Engine, log: _Log, first_call: int) -> Step:
         tuple(_held_by(bucket) for bucket in trainer.sharding.trainable if _held_by(bucket)),
         log.sent,
         log.under_way,
+        sum(one.ended < two.time for one, two in pairwise(calls)),
         0,
         tuple(event.label for event in calls),
         tuple(event.elements for event in calls),
@@ -372,6 +375,7 @@ class Shared:
     weights: list[torch.Tensor] = field(default_factory=list)  # [Psi] after each step
     calls: list[int] = field(default_factory=list)  # all-reduces of each step
     moved: list[int] = field(default_factory=list)
+    others: tuple[str, ...] = ()  # what else was called in a step after the first
     early: list[int] = field(default_factory=list)  # of these, before backward was over
     bytes_more: int = 0  # than the same backward without anything around it, at its end
     after: int = 0  # collectives of a backward when all was over
@@ -454,6 +458,8 @@ def _served(model: nn.Module, shown: Shared) -> Iterator[tuple[torch.Tensor, tor
             shown.weights.append(evidence.weights_of(model))
         shown.calls.append(num_reductions() - before)
         shown.moved.append(training.elements_moved(comm.records(), first_call))
+        called = {event.op for event in comm.records().collectives[first_call:]} - {"all_reduce"}
+        shown.others = tuple(sorted(called)) if step else ()
 
 
 def _held() -> int:

@@ -270,6 +270,17 @@ def takes_filled_for_complete(stage: Any) -> None:
         stage.next_launch += 1
 
 
+def waits_for_the_one_before(stage: Any) -> None:
+    """At stage 0 all buckets may travel at once: to wait for one before the next stops backward."""
+    while stage.next_launch < len(stage.trainable):
+        bucket = stage.trainable[stage.next_launch]
+        if not bucket.complete:
+            return
+        stage.receive_all()
+        stage.launch(bucket)
+        stage.next_launch += 1
+
+
 # 3.5 finish_backward
 
 
@@ -337,6 +348,15 @@ def drops_the_latecomers(stage: Any) -> None:
 def sends_the_rest_backwards(stage: Any) -> None:
     """What one rank sends at the end another has sent in backward, in index order: so it stays."""
     _send(stage, _rest(stage)[::-1])
+    _empty(stage)
+
+
+def waits_for_each(stage: Any) -> None:
+    """One after the other, each bucket pays its latency; sent together they overlap."""
+    for bucket in _rest(stage):
+        _send(stage, [bucket])
+    if stage.reducing:
+        stage.receive_all()
     _empty(stage)
 
 

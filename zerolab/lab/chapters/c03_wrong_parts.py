@@ -156,6 +156,16 @@ def repairs_the_total(
     return Triad(total, total // world_size // (accum or 1), accum or 1)
 
 
+def at_least_one(total: int | None, micro: int | None, accum: int | None, world_size: int) -> Triad:
+    """No accumulation fits a total this small. 1 would hide that; 0 is what `solves` refuses."""
+    if total is None:
+        assert micro is not None
+        return Triad(micro * (accum or 1) * world_size, micro, accum or 1)
+    if micro is not None:
+        return Triad(total, micro, accum or max(total // micro // world_size, 1))
+    return Triad(total, total // world_size // (accum or 1), accum or 1)
+
+
 # 3.1 train_data_parallel
 
 
@@ -318,3 +328,16 @@ def waits_for_a_hook(
     """An unused parameter has no gradient and its hook never comes; the other ranks still wait."""
     _agree(model)
     _train(model, batches, make_optimizer, patient=True).remove()
+
+
+def tells_the_weights_every_step(
+    model: nn.Module, batches: Batches, make_optimizer: Callable[..., Any]
+) -> None:
+    """Weights that begin equal and get equal updates stay equal: sending them is traffic twice."""
+
+    def told() -> "Batches":
+        for pair in batches:
+            _agree(model)
+            yield pair
+
+    _train(model, told(), make_optimizer).remove()

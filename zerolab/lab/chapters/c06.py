@@ -119,7 +119,8 @@ EXERCISES = (
             "`take_turn`: unshard, note the turn, then fetch each of `turns.units_ahead(unit, "
             "self.followers[in_backward], self.options.prefetch_numel)`, if prefetch is on.",
             "A turn ends in `post_forward` unless `needed_again`, and in `post_backward_of` once "
-            "`done_with`. `publish` has nothing to send, except for what is whole between steps.",
+            "`done_with`; `grad_ready` lets stage 2 take the gradient first, then tells it. "
+            "`publish` has nothing to send, except for what is whole between steps.",
         ),
         mutants=c06_mutants.MOMENT_ZERO3,
         hunted=("forgets_to_reshard", "frees_when_all_is_over", "always_the_way_forward_went"),

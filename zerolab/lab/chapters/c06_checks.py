@@ -466,6 +466,9 @@ def check_turn(answer: Answer) -> Iterator[str]:
     yield "sharded, in flight, unsharded, sharded: one gather a time round"
     yield "a gather that nobody used is waited for, then freed"
     yield "the next time round brings the newest shards"
+    for rank, facts in enumerate(evidence.run(_on_rank_bare, 2)):
+        _judge(facts, "Turn of a unit that has nothing to gather", rank)
+    yield "a unit whose buckets are all persistent goes through the same states"
     yield _trains("Turn")
     plan = Plan(3, 2, "tied", accum_steps=2)
     yield unit_runs.same_weights(plan, trained(plan, "Turn"), "Turn")
@@ -493,6 +496,16 @@ class _Round:
     def gathers(self) -> list[CollectiveEvent]:
         """Return all gathers so far."""
         return [e for e in comm.records().collectives if e.op == "all_gather"]
+
+    def started(self, what: str) -> None:
+        """Note whether gathers have been waited for already."""
+        ended = [event.label for event in self.gathers() if event.ended > 0]
+        self.facts[f"{what}, started"] = (
+            "all on their way",
+            f"over: {', '.join(ended)}" if ended else "all on their way",
+            f"After {what} the gathers of {', '.join(ended)} are over: whoever fetches ahead wants "
+            "to compute meanwhile, and waited.",
+        )
 
     def values(self, what: str) -> None:
         """Note whether the gather has ended, and the parameters are views of the buffer."""
@@ -527,6 +540,7 @@ def _on_rank_turn() -> Facts:
     flying, whole = turns.ShardState.IN_FLIGHT, turns.ShardState.UNSHARDED
     turn.fetch()
     one.after("fetch", flying, 1, True)
+    one.started("fetch")
     turn.fetch()
     one.after("a second fetch", flying, 1, True)
     turn.unshard()
@@ -556,15 +570,33 @@ def _on_rank_turn() -> Facts:
     return one.facts
 
 
+def _on_rank_bare() -> Facts:
+    """Go round with a unit that has no sharded bucket."""
+    bench = unit_runs.bench("tied", persistent=6)
+    turn = next(bench.stage.turns[unit] for unit in bench.units if unit.name == "blocks.0")
+    facts: Facts = {}
+    for call, state in (("fetch", "in flight"), ("unshard", "unsharded"), ("reshard", "sharded")):
+        getattr(turn, call)()
+        found = getattr(turn.state, "value", turn.state)
+        message = f"A unit that has nothing to gather is {found} after {call}, and not {state}."
+        facts[call] = (state, found, message)
+    return facts
+
+
 # 6.6 units_ahead
 
 
 @dataclass
 class _Length:
-    """All that `unit_numel` looks at."""
+    """All that `unit_numel` looks at, and what it leaves out."""
 
     padded_numel: int
     persistent: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Three of the elements are padding."""
+        return self.padded_numel - 3
 
 
 CASES: tuple[tuple[str, str, int | None, str], ...] = (
@@ -586,10 +618,15 @@ CASES: tuple[tuple[str, str, int | None, str], ...] = (
 )
 
 
+def _lengths(numel: int) -> Any:
+    """Return a bucket of so many elements, and one that is always there."""
+    return [_Length(numel), _Length(7, persistent=True)]
+
+
 def check_units_ahead(answer: Answer) -> Iterator[str]:
     """Rows of units; then stage 3, which gathers as far ahead as it is told."""
     units = {
-        name: buckets_.Unit(name, nn.Identity(), [_Length(10 if name.islower() else 40)])  # type: ignore[list-item]
+        name: buckets_.Unit(name, nn.Identity(), _lengths(10 if name.islower() else 40))
         for name in "abcdeX"
     }
     for name, row, limit, expected in CASES:
@@ -616,7 +653,7 @@ def _check_ahead(value: Any, name: str, row: str, limit: int | None, expected: s
     if found != expected:
         rule = "no limit" if limit is None else f"a limit of {limit}"
         raise Wrong(
-            f"{arrows}, units of 10 elements and X of 40, {rule}: while {name} computes, these are "
+            f"{arrows}, `unit_numel` 10 each and X 40, {rule}: while {name} computes, these are "
             f"gathered: {', '.join(found) or 'none'}.",
             expected=", ".join(expected) or "none",
             observed=", ".join(found) or "none",

@@ -266,6 +266,27 @@ MOMENT_TURN = (
             "                self.works = [unshard_bucket(bucket)]",
         ),
     ),
+    rewritten(
+        TURN,
+        "waits_in_fetch",
+        "`fetch` is called a unit ahead so that the gather runs while another one computes. Who "
+        "waits in it has fetched, and computed nothing meanwhile.",
+        (
+            "                self.works.append(unshard_bucket(bucket))",
+            "                self.works.append(unshard_bucket(bucket))\n"
+            "                self.works[-1].wait()",
+        ),
+    ),
+    rewritten(
+        TURN,
+        "goes_by_the_works",
+        "No works does not mean that nothing is to be done: a unit of persistent buckets alone has "
+        "nothing to gather, and is whole all the same.",
+        (
+            "        if self.state is ShardState.IN_FLIGHT:\n            for work",
+            "        if self.works:\n            for work",
+        ),
+    ),
 )
 
 UNITS_AHEAD = (
@@ -303,6 +324,19 @@ UNITS_AHEAD = (
         "comes_round_again",
         "In a circle of followers the unit itself turns up at the end, and it is whole already.",
         (" and following is not unit", ""),
+    ),
+    rewritten(
+        AHEAD,
+        "counts_what_is_always_there",
+        "Persistent buckets are whole all the time: gathering the unit ahead brings no more of "
+        "them, and `unit_numel` leaves them out.",
+        ("unit_numel(following)", "sum(bucket.padded_numel for bucket in following.buckets)"),
+    ),
+    rewritten(
+        AHEAD,
+        "leaves_out_the_padding",
+        "What appears in memory is the bucket with its padding, and so is what the limit counts.",
+        ("unit_numel(following)", "sum(b.numel for b in following.buckets if not b.persistent)"),
     ),
 )
 

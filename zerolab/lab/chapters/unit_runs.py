@@ -442,9 +442,16 @@ class Bench:
         return self.gpu.by_kind().get("gathered", 0)
 
 
-def bench(model: str = "stack", bucket_numel: int = 1000) -> Bench:
-    """Return a fresh stage 3 on the calling rank, with buckets of at most so many elements."""
-    plan = Plan(3, 1, model, zero=(("reduce_bucket_size", bucket_numel),))
+def bench(model: str = "stack", bucket_numel: int = 1000, persistent: int = 0) -> Bench:
+    """Return a fresh stage 3 on the calling rank.
+
+    Args:
+        model: a name in `MODELS`.
+        bucket_numel: the most elements of a bucket.
+        persistent: parameters of fewer elements stay whole.
+    """
+    keys = {"reduce_bucket_size": bucket_numel, "stage3_param_persistence_threshold": persistent}
+    plan = Plan(3, 1, model, zero=tuple(keys.items()))
     trainer, *_ = engine.initialize(
         model=make_model(model).to(evidence.home()), config=plan.config()
     )
