@@ -442,3 +442,27 @@ def test_inference_mode_and_complex_parameters_are_refused_at_initialize():
     model.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
     with pytest.raises(UsageError, match=r"'phase' is torch.complex64.*view_as_real"):
         zerolab.initialize(model=model, config=make_config(0))
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2))
+def test_weights_clipped_by_the_script_stay_clipped_in_bf16(stage):
+    """The master weights must follow, or the next step would bring the old values back."""
+
+    def train():
+        config = make_config(stage, "bf16") | {
+            "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
+        }
+        engine, *_ = zerolab.initialize(model=make_model(), config=config)
+        with torch.no_grad():
+            for param in engine.module[:2].parameters():
+                param.clamp_(-0.01, 0.01)
+        engine.backward(engine(torch.ones(2, 6, dtype=torch.bfloat16)).sum())
+        engine.step()
+        return full_params(engine)
+
+    start = make_model()
+    for params in comm.run(train, 2):
+        for name, value in params.items():
+            limit = 0.01 if name < "2" else 10.0
+            expected = start.get_parameter(name).detach().bfloat16().clamp(-limit, limit)
+            torch.testing.assert_close(value.bfloat16(), expected)

@@ -29,6 +29,7 @@ from . import (
     arguments,
     buffers,
     building,
+    changes,
     comm,
     ddp,
     device,
@@ -126,6 +127,8 @@ class Engine(nn.Module):
         self.sharding.boundary = self.is_gradient_accumulation_boundary()
         self.scaler = building.scaler(cfg)
         self.check_overflow = cfg.param_dtype != torch.bfloat16 or cfg.bf16.check_grad_overflow
+        whole = [b for b in self.sharding.buckets if self.stage < 3 or b.persistent]
+        self._changes = changes.Changes(whole)
         homes.register(self)
         if comm.get_rank() == 0:
             misuse.warn_of_untrained(self.sharding.buckets)
@@ -235,6 +238,7 @@ class Engine(nn.Module):
 
     def _update(self) -> None:
         """Take or skip the step, as all ranks agree, and count it."""
+        self._changes.adopt()
         try:
             agreed = self._run_step()
         except precision.LateGradientsError as error:
