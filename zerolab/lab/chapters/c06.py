@@ -1,13 +1,14 @@
 """Chapter 6: the exercises of 06_parameter_all_gather: a stage 3, from one page to five moments.
 
-Owns the exercises with their hints, and the numbers to predict. Checks are in `c06_checks`, wrong
-answers in `c06_mutants`, the runs that both look at in `unit_runs`.
+Owns the exercises with their hints, and the numbers to predict. Checks are in `c06_blank`,
+`c06_parts`, `c06_turn` and `c06_stage`, wrong answers in `c06_mutants`, the runs that both look at
+in `unit_runs`.
 """
 
 from .. import training
 from ..exercise import Exercise
 from ..prediction import Prediction
-from . import c06_checks, c06_mutants, unit_runs
+from . import c06_blank, c06_mutants, c06_parts, c06_stage, c06_turn, unit_runs
 from .unit_runs import Plan
 
 EXERCISES = (
@@ -16,7 +17,7 @@ EXERCISES = (
         target=c06_mutants.BLANK,
         minutes=30,
         difficulty=3,
-        check=c06_checks.check_train_sharded_params,
+        check=c06_blank.check_train_sharded_params,
         hints=(
             "Forward without autograd, layer by layer: gather, run, free, and keep what went in. "
             "What do you need to get a layer's gradients later?",
@@ -35,7 +36,7 @@ EXERCISES = (
         target=c06_mutants.UNSHARD,
         minutes=5,
         difficulty=1,
-        check=c06_checks.check_unshard_bucket,
+        check=c06_parts.check_unshard_bucket,
         hints=(
             "The tensor is still there and has a shape; its storage has no bytes. Which method "
             "gives a storage a size?",
@@ -51,7 +52,7 @@ EXERCISES = (
         target=c06_mutants.RESHARD,
         minutes=6,
         difficulty=2,
-        check=c06_checks.check_reshard_bucket,
+        check=c06_parts.check_reshard_bucket,
         hints=(
             "Two things point at the buffer's memory: the buffer and the parameters. Give each "
             "what it needs to be harmless.",
@@ -66,7 +67,7 @@ EXERCISES = (
         target=c06_mutants.ASSIGN,
         minutes=12,
         difficulty=2,
-        check=c06_checks.check_assign_params,
+        check=c06_parts.check_assign_params,
         hints=(
             "Ask each parameter in how many blocks it is. There are three answers that matter: "
             "none, one, several.",
@@ -82,7 +83,7 @@ EXERCISES = (
         target=c06_mutants.TURN,
         minutes=20,
         difficulty=2,
-        check=c06_checks.check_turn,
+        check=c06_turn.check_turn,
         hints=(
             "Write down for each method in which states it does something, and in which state it "
             "leaves the unit. `unshard` may meet all three.",
@@ -98,7 +99,7 @@ EXERCISES = (
         target=c06_mutants.AHEAD,
         minutes=10,
         difficulty=2,
-        check=c06_checks.check_units_ahead,
+        check=c06_parts.check_units_ahead,
         hints=(
             "Go from follower to follower. There are four reasons to stop: nobody follows, you "
             "have come round, the limit, and that there is no limit.",
@@ -112,7 +113,7 @@ EXERCISES = (
         target=c06_mutants.ZERO3,
         minutes=25,
         difficulty=3,
-        check=c06_checks.check_zero3,
+        check=c06_stage.check_zero3,
         hints=(
             "Both ways are the same: a unit's turn begins before its forward and before its "
             "backward. What differs is the row of followers, and when a turn ends.",
