@@ -8,6 +8,7 @@ import subprocess
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
@@ -133,9 +134,13 @@ def reach(page, locator):
 def page(browser, lab):
     """The first notebook, open; what it shows at the end is kept, which helps after a failure."""
     page = open_notebook(browser, lab[0])
+    asked = set()
+    page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
     yield page
     keep(page, "notebook_at_the_end")
     page.close()
+    away = asked - {urlsplit(lab[0]).netloc, ""}  # "" for data: and blob:
+    assert asked and not away, f"something was fetched from {away}"
 
 
 WRONG = """

@@ -137,13 +137,16 @@ def to_table(bars: Sequence[Bar]) -> str:
 
 def _row(texts: Sequence[str], tag: str) -> str:
     first, *others = (html.escape(text) for text in texts)
-    cells = "".join(f'<{tag} style="text-align:right">{text}</{tag}>' for text in others)
+    cells = "".join(
+        f'<{tag} style="text-align:right;padding:1px 0 1px 12px">{text}</{tag}>' for text in others
+    )
     return f"<tr><th>{first}</th>{cells}</tr>"
 
 
 # The still picture: the same bars as the script draws, as SVG on light paper.
 
 BAR_WIDTH, GAP, HEIGHT, TOP, BOTTOM, GUTTER = 112, 24, 200, 12, 40, 84
+LONGEST = 15  # letters of a label that fit into a bar beside a number
 
 
 def to_svg(bars: Sequence[Bar], capacity: int) -> str:
@@ -169,7 +172,8 @@ def _svg_bar(bar: Bar, left: int, scale: float) -> str:
         parts.append(_svg_rect(left, floor, height, style.fill))
         if height >= 14:
             unit = next((size for size in (GIB, MIB) if HEIGHT / scale >= size), 1024)
-            text = f"{style.label} {size / unit:.1f}"
+            name = style.label if len(style.label) <= LONGEST else kind
+            text = f"{name} {size / unit:.1f}"
             parts.append(_svg_text(left + BAR_WIDTH / 2, floor + height / 2 + 4, text, style.ink))
     colour = theme.LIGHT.alarm if bar.failed else theme.LIGHT.ink
     state = f"{mib(bar.total)}, out of memory" if bar.failed else mib(bar.total)

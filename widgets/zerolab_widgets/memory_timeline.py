@@ -103,7 +103,8 @@ def _row(curve: Curve, births: Sequence[Any]) -> str:
     event = f"{curve.at[moment] + 1:,} of {curve.events:,}"
     born = curves.birth_text(births[birth]) if birth >= 0 else ""
     cells = "".join(
-        f"<td>{html.escape(text)}</td>" for text in (mib(curve.peak), event, phase, born)
+        f'<td style="padding:1px 12px 1px 0">{html.escape(text)}</td>'
+        for text in (mib(curve.peak), event, phase, born)
     )
     return f"<th>{curve.label}</th>{cells}"
 
@@ -112,6 +113,8 @@ def _row(curve: Curve, births: Sequence[Any]) -> str:
 # the one before, so that every kind needs one boundary only.
 
 WIDTH, STRIP, LEFT, GAP = 640, 84, 64, 10
+IN_A_ROW = 5  # kinds in the legend
+CELL = "padding:1px 12px 1px 0"
 
 
 def to_svg(drawn: Chart, capacity: int, failed: int | None = None, at: int = -1) -> str:
@@ -125,11 +128,12 @@ def to_svg(drawn: Chart, capacity: int, failed: int | None = None, at: int = -1)
         )
         for i, curve in enumerate(drawn.curves)
     ]
-    height = count * (STRIP + GAP) + GAP + 22
+    floor = count * (STRIP + GAP) + GAP
+    height = floor + 8 + 14 * -(-len(kinds) // IN_A_ROW)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + GAP}" height="{height}" '
         f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" '
-        f'fill="{paper.paper}"/>{"".join(strips)}{_legend(kinds, height - 14)}</svg>'
+        f'fill="{paper.paper}"/>{"".join(strips)}{_legend(kinds, floor + 4)}</svg>'
     )
 
 
@@ -155,7 +159,7 @@ def _strip(curve: Curve, above: int, moments: int, top: float, capacity: int, en
         x = LEFT + (end + 1) * step
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{above}" y2="{floor}" stroke="{paper.alarm}" '
-            f'stroke-width="2"/><text x="{x + 4:.1f}" y="{above + 12}" fill="{paper.alarm}">'
+            f'stroke-width="2"/><text x="{x + 4:.1f}" y="{above + 28}" fill="{paper.alarm}">'
             "out of memory</text>"
         )
     parts.append(f'<text x="4" y="{above + 14}" fill="{paper.ink}">{curve.label}</text>')
@@ -172,12 +176,12 @@ def _steps(heights: list[int], step: float, floor: int, scale: float) -> str:
 
 
 def _legend(kinds: list[str], y: int) -> str:
-    parts, x = [], LEFT
-    for kind in kinds:
-        label = theme.KINDS[kind].label
+    parts = []
+    for i, kind in enumerate(kinds):
+        x, top = LEFT + i % IN_A_ROW * WIDTH // IN_A_ROW, y + i // IN_A_ROW * 14
+        style = theme.KINDS[kind]
+        parts.append(f'<rect x="{x}" y="{top}" width="10" height="10" fill="{style.fill}"/>')
         parts.append(
-            f'<rect x="{x}" y="{y}" width="10" height="10" fill="{theme.KINDS[kind].fill}"/>'
+            f'<text x="{x + 13}" y="{top + 9}" fill="{theme.LIGHT.ink}">{style.label}</text>'
         )
-        parts.append(f'<text x="{x + 13}" y="{y + 9}" fill="{theme.LIGHT.ink}">{label}</text>')
-        x += 26 + 6 * len(label)
     return "".join(parts)

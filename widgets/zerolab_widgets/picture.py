@@ -60,7 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[int
 
 def _row(texts: Sequence[str], tag: str, bold: bool) -> str:
     weight = ";font-weight:bold" if bold else ""
-    style = f"text-align:left{weight}"
+    style = f"text-align:left;padding:1px 12px 1px 0{weight}"
     cells = (f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text in texts)
     return f"<tr>{''.join(cells)}</tr>"
 

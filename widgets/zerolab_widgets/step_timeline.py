@@ -90,6 +90,11 @@ def to_table(ranks: Sequence[RankStep], in_order: bool) -> str:
 WIDTH, LANE, LEFT, GAP, LEGEND = 640, 14, 64, 12, 22
 
 
+def _last_row(rank: RankStep, lane: str) -> int:
+    """Return the last row of a lane; what overlaps lies in different ones."""
+    return max((piece.row for piece in rank.pieces if piece.lane == lane), default=0)
+
+
 def to_svg(ranks: Sequence[RankStep]) -> str:
     """Return the still picture as SVG text."""
     height = len(ranks) * (3 * LANE + GAP) + GAP + LEGEND
@@ -100,12 +105,14 @@ def to_svg(ranks: Sequence[RankStep]) -> str:
         top = GAP + i * (3 * LANE + GAP)
         svg.text(4, top + 12, rank.label)
         svg.rect(LEFT, top, WIDTH, 3 * LANE, theme.LIGHT.track)
+        rows = {lane: 1 + _last_row(rank, lane) for lane in lanes.LANES}
         for piece in sorted(rank.pieces, key=lambda piece: piece.what == "exposed"):
             used[piece.what] = None
-            y = top + lanes.LANES.index(piece.lane) * LANE
+            thick = (LANE - 2) / rows[piece.lane]
+            y = top + lanes.LANES.index(piece.lane) * LANE + 1 + piece.row * thick
             width = max((piece.end - piece.start) * scale, 1)
             fill = theme.LANES[piece.what].fill
-            svg.rect(LEFT + piece.start * scale, y + 1, width, LANE - 2, fill)
+            svg.rect(LEFT + piece.start * scale, y, width, thick, fill)
     x = LEFT
     for what in (name for name in theme.LANES if name in used):
         label = theme.LANES[what].label
