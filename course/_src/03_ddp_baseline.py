@@ -420,8 +420,8 @@ lab.trace(stage=0, depth=2)
 #
 # The same as a picture, from the run above. On process ranks it shows time, and what of it is
 # exposed. Lockstep ranks take turns, so there it shows order: a collective counts as hidden if the
-# rank did anything at all between sending and waiting. For the last bucket that is not much: it
-# lets go of memory.
+# rank computed anything between sending and waiting. The last bucket has nothing to hide behind:
+# backward is over, and the rank only lets go of memory.
 
 # %% timeline
 StepTimeline(run)
