@@ -162,6 +162,13 @@ def test_lion_skips_what_has_no_gradient_and_calls_the_closure():
         ({"type": "SGD", "params": {"adam_w_mode": True}}, "is not an argument of SGD"),
         ({"type": "Lion", "params": {"betas": [2, 0]}}, "must be two numbers in"),
         ({"type": "AdamW", "params": {"fused": True, "foreach": True}}, "are refused by AdamW"),
+        (
+            {"type": "Adam", "params": {"decoupled_weight_decay": True}},
+            "is not an argument of Adam",
+        ),
+        ({"type": "SGD", "params": {"lr": 1, "differentiable": True}}, "differentiable: true is"),
+        ({"type": "AdamW", "params": {"lr": 1e300}}, "lr: 1e+300 is refused by AdamW"),
+        ({"type": "Adadelta", "params": {"weight_decay": 1e300}}, "decay: 1e+300 is refused"),
         ({"type": "Adagard", "params": {}}, "did you mean 'Adagrad'"),
         ({"type": "zzz"}, "take one of"),
     ],

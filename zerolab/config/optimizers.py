@@ -158,7 +158,7 @@ def _name_problems(block: OptimizerBlock) -> Iterator[Problem]:
 
 
 def _arguments(block: OptimizerBlock) -> set[str]:
-    kind = ELEMENTWISE[_plain(block.type)]
+    kind = class_of(block)
     names = set(inspect.signature(kind.__init__).parameters) - {"self", "params"}
     return names | set(ADAM_ONLY) if _plain(block.type) in ("adam", "adamw") else names
 
@@ -177,7 +177,7 @@ def _value_problems(block: OptimizerBlock) -> Iterator[Problem]:
 
 
 def _tried(block: OptimizerBlock, path: Path) -> Iterator[Problem]:
-    """Let the class itself judge the arguments on a single element, then find those to blame."""
+    """Let the class itself judge the arguments in a step on one element, then find the guilty."""
     kind, arguments = _resolve(block)
     together = _refusal(kind, arguments)
     if not together:
@@ -225,11 +225,19 @@ def _refusal(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> st
     wrong = _wrong_kind(kind, arguments)
     if wrong:
         return wrong
+    graph = arguments.get("capturable") and torch.cuda.is_available()  # only of a GPU's work
     try:
-        kind([torch.zeros(1, requires_grad=True)], **arguments)
+        kind([one_element("cuda" if graph else "cpu")], **arguments).step()
     except Exception as cause:  # whatever a class makes of odd values, the user needs its words
         return words_of(cause)
     return ""
+
+
+def one_element(device: str = "cpu") -> torch.Tensor:
+    """A parameter with a gradient, for a step that nobody needs."""
+    param = torch.zeros(1, device=device, requires_grad=True)
+    param.grad = torch.zeros(1, device=device)
+    return param
 
 
 def words_of(cause: Exception) -> str:

@@ -145,7 +145,7 @@ def _name_problems(block: SchedulerBlock, kind: Kind) -> Iterator[Problem]:
 def _refusal(block: SchedulerBlock, kind: Kind, optimizer: OptimizerBlock | None) -> str:
     """Build it and take a few steps; what the class says against its arguments, or ""."""
     count = max(per_group(block).values(), default=1)
-    groups = [{"params": [torch.zeros(1, requires_grad=True)]} for _ in range(count)]
+    groups = [{"params": [optimizers.one_element()]} for _ in range(count)]
     trial = optimizers.build(optimizer, groups) if optimizer else torch.optim.AdamW(groups)
     try:
         schedule = kind(trial, **block.params)
