@@ -80,13 +80,15 @@ def refuse_new_parameters(module: nn.Module, known: Set[int]) -> None:
         module: the model.
         known: ids of the parameters that the engine took.
     """
-    for name, param in module.named_parameters():
-        if param.requires_grad and id(param) not in known:
-            raise UsageError(
-                f"parameter {name!r} was added or replaced after initialize, so the engine would "
-                "not train it: change the model first and then call initialize, or freeze it with "
-                "requires_grad_(False)"
-            )
+    for part in module.modules():  # each step: `named_parameters` would take three times as long
+        for param in part._parameters.values():
+            if param is not None and param.requires_grad and id(param) not in known:
+                name = next(name for name, one in module.named_parameters() if one is param)
+                raise UsageError(
+                    f"parameter {name!r} was added or replaced after initialize, so the "
+                    "engine would not train it: change the model first and then call initialize, "
+                    "or freeze it with requires_grad_(False)"
+                )
 
 
 def refuse_unfit_parameters(module: nn.Module) -> None:
