@@ -140,7 +140,7 @@ def _case(found: Exercise, bug: Mutant, labels: dict[str, Mutant], number: int) 
         "--jp-info-color1",
         f"BUG {number} of {len(hunted(found))}  {found.id} {found.name}",
         f"Somebody has replaced `{found.name}`. {found.scene}, and this is what it left. "
-        "Which of these did its author believe?",
+        "Which of these explains it?",
         (*_rows(evidence_of(found.target, bug.function)), *choices),
         f"Name it: {_call(found, 'LETTER', number)}.",
     )
