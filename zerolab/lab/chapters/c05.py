@@ -112,6 +112,7 @@ EXERCISES = (
                     c05_mutants.CountsAllAsGradients,
                     c05_mutants.AlwaysAverages,
                     c05_mutants.ForgetsToWaitForAll,
+                    c05_mutants.KeepsThemAsTheyCame,
                 ),
             )
         ),

@@ -259,6 +259,10 @@ def check_zero2(answer: Function) -> Iterator[str]:
         _check_grad(shown, 4 * numel // 4, other, call)
     yield stage_runs.same_weights(other, ranks, call)
     yield "with `reduce_scatter: false` it all-reduces, and still keeps a quarter"
+    wide = Plan(2, 2, "bf16", wide=True)
+    for shown in stage_runs.run(wide):
+        _check_grad(shown, 4 * stage_runs.padded(2) // 2, wide, call)
+    yield "means that travel in bf16 are kept in the dtype that `grad_dtype` says"
 
 
 def _check_kinds(plan: Plan, ranks: list[Shown], own: int, call: str) -> None:

@@ -337,7 +337,7 @@ class _Right(zero1.Zero1):
         if self.options.all_reduce:
             with device.tag(_kind(bucket)):
                 bucket.incoming = bucket.incoming.clone()
-        _add(bucket, bucket.incoming)
+        _add(bucket, bucket.incoming.to(self.grad_dtype(bucket)))
 
 
 def _kind(bucket: Bucket) -> str:
@@ -472,3 +472,14 @@ class ForgetsToWaitForAll(_Right):
             _add(bucket, bucket.incoming)
             return
         super().receive(bucket)
+
+
+class KeepsThemAsTheyCame(_Right):
+    """Gradients may travel in 16 bits and be added up in 32: `grad_dtype` says in which to keep."""
+
+    def receive(self, bucket: Bucket) -> None:
+        """Keep every mean in the dtype of the parameters."""
+        super().receive(bucket)
+        assert bucket.reduced is not None
+        bucket.reduced = bucket.reduced.to(bucket.dtype)
+        device.set_kind(bucket.reduced, "grad")

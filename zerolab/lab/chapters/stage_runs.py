@@ -28,6 +28,10 @@ NUMEL = sum(BUCKET_NUMELS)
 DEEP_LAYERS, DEEP_WIDTH, DEEP_NUMEL = 6, 6, 42  # of Deep: layers, width, elements a layer
 ADAMW: dict[str, Any] = {"lr": 0.05, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
+WIDE: dict[str, Any] = {
+    "communication_data_type": "bf16",
+    "data_types": {"grad_accum_dtype": "fp32"},
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -45,6 +49,7 @@ class Plan:
     op: str = "mean"  # or "sum", over the ranks
     reduce: str = ""  # "boundary" or "micro_step"; "" for the stage's own
     deep: bool = False
+    wide: bool = False  # with bf16: gradients travel in it and are kept in fp32
 
     def config(self) -> dict[str, Any]:
         """Return the ds_config.json."""
@@ -62,6 +67,7 @@ class Plan:
                 "reduce_scatter": self.reduce_scatter,
             },
             **({"zerolab": {"reduce": self.reduce}} if self.reduce else {}),
+            **(dict(WIDE) if self.wide else {}),
         }
 
     def model(self) -> nn.Module:
@@ -273,6 +279,7 @@ def describe(plan: Plan) -> str:
         "clipping" if plan.clipping else "",
         "gradients added up" if plan.op == "sum" else "",
         "reduce_scatter false" if not plan.reduce_scatter else "",
+        "gradients kept in fp32" if plan.wide else "",
     ]
     said = ", ".join(["", *filter(None, more)])
     return f"Stage {plan.stage} on {plan.world_size} ranks{said}"
