@@ -10,7 +10,7 @@ import pytest
 
 from zerolab import lab
 from zerolab.errors import UsageError
-from zerolab.lab import own_copy, plug
+from zerolab.lab import own_copy, own_text, plug
 
 TARGET = "zerolab.flat:shard_bounds"
 RIGHT = """
@@ -209,3 +209,18 @@ def test_imports_of_the_package_point_into_the_copy(tmp_path, reference_losses):
     assert "from . import flat as f" in text and "import my_zerolab as zerolab" in text
     assert "from .flat import padded_numel as p" in text
     assert losses(tmp_path, "--gpus", "2") == reference_losses
+
+
+@pytest.mark.parametrize(
+    ("targets", "stage"),
+    [
+        ((), 1),
+        (("zerolab.flat:shard_bounds",), 1),
+        (("zerolab.zero2:Zero2", "zerolab.flat:pack"), 2),
+        (("zerolab.zero2:Zero2", "zerolab.zero3:Zero3.post_forward"), 3),
+    ],
+)
+def test_the_card_names_the_latest_stage_that_was_written(targets, stage, tmp_path):
+    texts = {target: own_text.Text("", (), verified=True) for target in targets}
+    said = repr(own_copy._card(tmp_path, texts))
+    assert said.count(f"train --stage {stage} --model gpt-nano") == 2

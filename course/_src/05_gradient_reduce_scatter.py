@@ -335,9 +335,10 @@ broken
 
 # %% [markdown] broken
 # One hasty rank is enough to ruin all of them. In the lockstep world what nobody waited for is NaN;
-# the check before the step sees it, and *all* ranks skip the step, every time: the losses stand
-# still. On real hardware there may be old numbers in that memory, or by luck the right ones. Then
-# nothing is skipped, and the garbage of one slice goes to everybody with the next all-gather.
+# the check before the step sees it, and *all* ranks skip the step, every time: the weights stand
+# still, and the losses differ by their batches alone. On real hardware there may be old numbers in
+# that memory, or by luck the right ones. Then nothing is skipped, and the garbage of one slice goes
+# to everybody with the next all-gather.
 
 # %% [markdown] bridge-heading
 # ## The same in PyTorch: FSDP2

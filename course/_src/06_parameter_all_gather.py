@@ -307,7 +307,7 @@ lab.predict("6.9", None)
 #
 # `+` a unit's memory appears and its gather starts; `-` it goes. Read the last step of rank 0 and
 # find: the two times that each unit comes; the one that comes while another computes; the one that
-# is there all the time.
+# stays from the first block to the last, and once more on the way back.
 
 # %% story
 import textwrap

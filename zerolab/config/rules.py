@@ -63,7 +63,8 @@ def _status(reading: Reading, key: Key) -> Problem | None:
     stage = reading.file.zero_optimization.stage
     acts = stage in key.stages or not reading.fine(ZERO, "stage")
     if not acts and key.status is not Status.IDLE:
-        where = " and ".join(map(str, key.stages))
+        *others, last = map(str, key.stages)
+        where = f"{', '.join(others)} and {last}" if others else last
         message = f"acts at stage {where} only, and the stage is {stage}"
         return warning(spelled, message, "delete it, or change the stage", drop)
     said = f"{SAYS[key.status]}: {key.why}"

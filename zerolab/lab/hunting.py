@@ -177,7 +177,7 @@ def _wrong_name(found: Exercise, bug: Mutant, named: Mutant) -> Card:
 def _right_name(found: Exercise, bug: Mutant, name: str, number: int) -> Card:
     """Return the card that shows the wrong function and asks for the right one."""
     rows = (
-        Row("it believes", bug.misconception),
+        Row("its mistake", bug.misconception),
         Row("its code", code_of(bug, found.name), code=True),
     )
     then = _call(found, name.strip().upper(), number, f", {found.name}")

@@ -26,6 +26,7 @@ from .cards import Card, Row
 NAME = own_text.COPY
 MEMORY = "yours.json"
 PACKAGE = Path(__file__).resolve().parent.parent
+STAGE_OF = {"zero2": 2, "turns": 3, "zero3": 3}  # by module; what is not here runs at stage 1
 
 
 def my_zerolab(folder: str | Path | None = None) -> Path:
@@ -216,9 +217,16 @@ def _card(copy: Path, texts: dict[str, own_text.Text]) -> Card:
         target.replace(":", ".").partition(".")[2] + ("" if text.verified else " (unverified)")
         for target, text in sorted(texts.items())
     ]
+    train = f"-m {NAME} train --stage {_latest_stage(texts)} --model gpt-nano"
     rows = (
         Row("yours", ", ".join(names) or "nothing yet"),
-        Row("run it", f"cd {copy.parent}\npython -m {NAME} train --stage 1 --model gpt-nano", True),
-        Row("in processes", f"torchrun --nproc-per-node 4 -m {NAME} train --model gpt-nano", True),
+        Row("run it", f"cd {copy.parent}\npython {train}", True),
+        Row("in processes", f"torchrun --nproc-per-node 4 {train}", True),
     )
     return Card("--jp-success-color1", f"{NAME} is written", rows=rows)
+
+
+def _latest_stage(texts: Iterable[str]) -> int:
+    """Return the highest stage that has a function or class of the learner's; at least 1."""
+    modules = (target.partition(":")[0].rpartition(".")[2] for target in texts)
+    return max((STAGE_OF.get(module, 1) for module in modules), default=1)

@@ -18,6 +18,7 @@ def leaves_the_gradient(bucket: Bucket, position: int, dtype: torch.dtype, kind:
     slot = bucket.slots[position]
     grad = slot.param.grad
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
@@ -35,6 +36,7 @@ def forgets_the_first(bucket: Bucket, position: int, dtype: torch.dtype, kind: s
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
@@ -52,6 +54,7 @@ def forgets_the_place(bucket: Bucket, position: int, dtype: torch.dtype, kind: s
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
@@ -69,6 +72,7 @@ def a_buffer_for_each(bucket: Bucket, position: int, dtype: torch.dtype, kind: s
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     with device.tag(kind):
         bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
     target = flat.view(bucket.fresh, slot.offset, slot.shape)
@@ -85,6 +89,7 @@ def forgets_who_has_come(bucket: Bucket, position: int, dtype: torch.dtype, kind
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
@@ -101,6 +106,7 @@ def forgets_that_it_was_used(bucket: Bucket, position: int, dtype: torch.dtype, 
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.zeros(bucket.padded_numel, dtype=dtype, device=bucket.device)
@@ -117,6 +123,7 @@ def keeps_16_bits(bucket: Bucket, position: int, dtype: torch.dtype, kind: str) 
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.zeros(bucket.padded_numel, dtype=grad.dtype, device=bucket.device)
@@ -159,6 +166,7 @@ def adds_to_nothing(bucket: Bucket, position: int, dtype: torch.dtype, kind: str
     slot = bucket.slots[position]
     grad, slot.param.grad = slot.param.grad, None
     assert grad is not None
+    grad = grad.to_dense() if grad.is_sparse else grad
     if bucket.fresh is None:
         with device.tag(kind):
             bucket.fresh = torch.empty(bucket.padded_numel, dtype=dtype, device=bucket.device)
