@@ -20,7 +20,7 @@ Reading order is import order, and the number is the chapter:
     unit_sharding zero3     6   who needs a unit when; stage 3, moment by moment
     units                   6   which modules are gathered as one
     gathering               6   looking at, and changing, parameters that lie in shards
-    changes                 12  16-bit weights that a script writes to by itself
+    changes                 7   16-bit weights that a script writes to by itself
     zero utils              6   a model built sharded; the parts of a parameter, for scripts
     arguments building      12  what a script says; optimizer, schedule, loader, loss scale
     misuse                  12  errors of torch that come from how the engine is used

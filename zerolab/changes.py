@@ -1,4 +1,4 @@
-"""Chapter 12: weights that a script writes to by itself, where they are whole.
+"""Chapter 7: weights that a script writes to by itself, where they are whole.
 
 Owns the versions of 16-bit parameters that have a master copy: torch counts every write to a
 parameter, and the engine writes to buckets only, so a count that has grown is the script's doing

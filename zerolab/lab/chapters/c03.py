@@ -18,6 +18,7 @@ from . import c03_moments, c03_parts
 from . import c03_runs as runs
 from . import c03_wrong_moments as moments
 from . import c03_wrong_parts as parts
+from .c03_wrong_collect import COLLECT
 
 
 def _mutants(*functions: Callable[..., Any]) -> tuple[Mutant, ...]:
@@ -87,21 +88,7 @@ EXERCISES = (
             "Make the buffer with `torch.empty(bucket.padded_numel, dtype=dtype, "
             "device=bucket.device)` inside `with device.tag(kind):`.",
         ),
-        mutants=_mutants(
-            moments.leaves_the_gradient,
-            moments.forgets_the_first,
-            moments.forgets_the_place,
-            moments.a_buffer_for_each,
-            moments.forgets_who_has_come,
-            moments.forgets_that_it_was_used,
-            moments.keeps_16_bits,
-            moments.calls_it_filling,
-            moments.forgets_the_state,
-            moments.only_from_empty,
-            moments.always_counts_as_grad,
-            moments.adds_to_nothing,
-            moments.forgets_the_padding,
-        ),
+        mutants=COLLECT,
         hunted=(
             "forgets_that_it_was_used",
             "leaves_the_gradient",

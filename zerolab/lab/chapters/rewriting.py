@@ -1,4 +1,4 @@
-"""Chapter 6: wrong answers made from the right one, by changing its text.
+"""Chapter 3: wrong answers made from the right one, by changing its text.
 
 Owns no data. A wrong answer of thirty lines that differs in one is written as that one line:
 what somebody who believes this would have typed in its place. The text is the package's own, so
