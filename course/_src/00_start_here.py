@@ -1,7 +1,7 @@
 # %% [markdown] title
 # # Start here
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repository}/blob/main/course/00_start_here.ipynb)
+# [Open in Colab](https://colab.research.google.com/github/{repository}/blob/main/course/00_start_here.ipynb)
 #
 # **Press Shift+Enter until bars appear: four virtual GPUs of 160 MiB start to train a GPT.**
 #
