@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerolab import comm, device
 from zerolab.comm import collect, pool
+from zerolab.comm.current import current
 from zerolab.errors import DeadlockError, MismatchError, PeerError, RankError, UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -160,6 +162,34 @@ def test_works_hold_the_callers_tensors_until_wait():
         return while_running, gpu.allocated_bytes
 
     assert run(hold) == [(6000, 2000)] * 2
+
+
+def freed_under_a_watchers_eyes():
+    """Look at what rank 0 waits for, as the watcher does, and hold on to what was seen."""
+    group, seen, over = current(), [], threading.Event()
+
+    def watch():
+        while not over.is_set():
+            seen.append(group.blocked())
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    if comm.get_rank():
+        time.sleep(0.3)
+    tensor = torch.ones(8)
+    storage = weakref.ref(tensor.untyped_storage())
+    work = comm.all_reduce(tensor, async_op=True)
+    del tensor
+    work.wait()
+    del work
+    over.set()
+    watcher.join()
+    return any(seen), storage() is None
+
+
+def test_memory_is_free_after_a_wait_though_the_watcher_looks_at_it():
+    assert run(freed_under_a_watchers_eyes)[0] == (True, True)
 
 
 def test_a_rank_process_may_run_lockstep_ranks_but_no_processes():

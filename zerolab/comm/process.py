@@ -182,8 +182,12 @@ class ProcessGroup(Group):
         return self.waiting
 
     def await_handles(self, handles: list, call: Call) -> None:
-        """Wait for transfers; a failure is explained by what the peers say of themselves."""
-        self.waiting = (call, time.perf_counter())
+        """Wait for transfers; a failure is explained by what the peers say of themselves.
+
+        Whoever watches reads `waiting` from another thread, and may hold it longer than the wait
+        lasts: it has no tensors, or their memory would live as long.
+        """
+        self.waiting = (call.without_tensors(), time.perf_counter())
         try:
             for handle in handles:
                 handle.wait()

@@ -177,8 +177,13 @@ def snapshot(group: "ProcessGroup") -> State:
     waiting = group.blocked()
     if waiting is not None:
         return own_state(group, waiting[0])
-    frame = sys._current_frames().get(group.main_thread)
-    return {**own_state(group, None), "where": source.caller(frame) if frame else ""}
+    return {**own_state(group, None), "where": _where(group.main_thread)}
+
+
+def _where(thread: int) -> str:
+    """Return the user's line in a thread; its frames are let go at once, for they hold tensors."""
+    frame = sys._current_frames().get(thread)
+    return source.caller(frame) if frame else ""
 
 
 def own_state(group: "ProcessGroup", call: Call | None) -> State:
