@@ -162,3 +162,19 @@ def test_brackets_in_names_are_shown_as_they_stand(capsys, tmp_path):
     assert code == 2
     for words in ("a[b].json on 2 GPUs", "[red]x[/blue]: is not a key", "[/bold]"):
         assert words in out
+
+
+@pytest.mark.parametrize(("stage", "verdict"), [(0, "no effect"), (1, "works")])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_key_that_does_nothing_at_the_stage_is_not_said_to_work(
+    capsys, tmp_path, stage, verdict, overlap
+):
+    file = tmp_path / "ds.json"
+    zero = {"stage": stage, "overlap_comm": overlap}
+    file.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": zero}))
+    _, out, _ = run(capsys, "check", file, "--gpus", 2, "--json", "--optimizer-in-code")
+    report = json.loads(out)
+    statuses = {row["key"]: row["status"] for row in report["keys"]}
+    assert statuses["zero_optimization.overlap_comm"] == verdict
+    warned = any("acts at stage" in problem["message"] for problem in report["problems"])
+    assert not (warned and verdict == "works")

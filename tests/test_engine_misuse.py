@@ -364,8 +364,11 @@ def test_data_that_replaces_a_parameter_is_refused_by_name(stage, how):
     def work():
         engine = build(make_model(), stage)
         micro_step(engine, 0)
-        REPLACE[how](engine.module)
-        with pytest.raises(UsageError, match=r"data of parameter '\d.0.\w+' was replaced"):
+        refusal = r"data of parameter '\d.0.\w+' was replaced"
+        if stage == 3 and how != "assigned":  # a conversion needs values that are not here
+            refusal = r"(double|half|to) needs the values of parameter '0.0.weight'"
+        with pytest.raises(UsageError, match=refusal):
+            REPLACE[how](engine.module)
             engine.backward(engine(torch.ones(2, 6, dtype=next(engine.parameters()).dtype)).sum())
             engine.step()
 
@@ -395,17 +398,16 @@ def test_parameters_that_nobody_trains_are_named_once(caplog):
     assert warning.startswith("4 parameters require gradients") and "requires_grad_" in warning
 
 
-def test_a_step_skipped_without_fp16_is_named_with_its_likely_cause(caplog):
+def test_a_step_skipped_without_fp16_is_named_with_what_to_look_at(caplog):
     def work():
         engine = build(make_model(), 3)
-        penalty = sum(param.norm() for param in engine.module.parameters())
-        engine.backward(make_loss(engine, 0) + penalty)
+        engine.backward(make_loss(engine, 0) * torch.inf)
         engine.step()
         return engine.skipped_steps
 
     assert comm.run(work, world_size=2) == [1, 1]
     (warning,) = [r.getMessage() for r in caplog.records if "step skipped" in r.message]
-    assert "sharded parameter that is read outside forward is NaN" in warning
+    assert "a gradient is infinite or NaN; look at the loss of every rank" in warning
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -16,6 +16,7 @@ Reading order is import order, and the number is the chapter:
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
     reducing                3   when a bucket is sent, and what becomes of the mean
     ddp zero1 zero2         3-5 the stages, each the difference to the one before
+    absent                  6   what a parameter answers while its values lie in shards
     turns watching          6   one unit's turn, and how the stage learns that it has come
     unit_sharding zero3     6   who needs a unit when; stage 3, moment by moment
     units                   6   which modules are gathered as one

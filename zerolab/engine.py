@@ -249,7 +249,7 @@ class Engine(nn.Module):
         if agreed.overflow:
             self.skipped_steps += 1
             if comm.get_rank() == 0 and not self.config.fp16.enabled:
-                misuse.warn_of_skipped(self.stage)
+                misuse.warn_of_skipped()
         elif self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.buffers_.send(agreed.changed)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHUNK = 2**17  # elements looked at in one go
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Look = tuple[list[int], int]  # versions of the parameters, checksum of their values
+Look = list[tuple[int, int]]  # of every parameter: its version, and a checksum of its values
 
 # What the buckets of stage 3 should look like, and after how many steps: nested blocks share it.
 _looks: WeakKeyDictionary[Bucket, tuple[int, Look]] = WeakKeyDictionary()
@@ -89,7 +89,7 @@ class GatheredParameters:
             home = homes.find(param)
             if isinstance(param, ShardedParameter):
                 own = sharded_param.unshard(param)
-                self.slices.append((param, own, look([param], param.data)))
+                self.slices.append((param, own, look([param], [param.data])))
             elif home is None:
                 self.free.append(_whole(param))
             else:
@@ -131,14 +131,12 @@ class GatheredParameters:
         names = [
             f"a parameter of shape {tuple(param.shape)}"
             for param, _, before in self.slices
-            if look([param], param.data) != before
+            if look([param], [param.data]) != before
         ]
         for bucket, engine in self.buckets.items():
-            steps, before = _looks.get(bucket, (-1, None))
-            if steps == engine.global_steps and (
-                take_assigned(bucket) or look_at(bucket) != before
-            ):
-                names.append(f"a parameter of bucket {bucket.name} ({bucket.slots[0].name}, ...)")
+            steps, before = _looks.get(bucket, (-1, []))
+            if steps == engine.global_steps:
+                names += changed_since(bucket, before)
         return names
 
     @torch.no_grad()
@@ -183,27 +181,39 @@ def _whole(param: nn.Parameter) -> nn.Parameter:
     return param
 
 
-def look(params: Iterable[nn.Parameter], values: torch.Tensor) -> Look:
-    """Describe values so that a change is seen, also one made through `.data`."""
+def look(params: Iterable[nn.Parameter], values: Iterable[torch.Tensor]) -> Look:
+    """Describe parameters so that a change is seen, also one made through `.data`."""
+    return [(p._version, _checksum(value)) for p, value in zip(params, values, strict=True)]
+
+
+def _checksum(values: torch.Tensor) -> int:
     kind = _INTEGER.get(values.element_size(), torch.int64)
     bits = values.detach().reshape(-1).view(kind)
-    return [param._version for param in params], sum(int(c.sum()) for c in bits.split(CHUNK))
+    return sum(int(chunk.sum()) for chunk in bits.split(CHUNK))
 
 
 def look_at(bucket: Bucket) -> Look:
-    """Describe the values of a bucket."""
-    return look([slot.param for slot in bucket.slots], bucket.flat_param)
+    """Describe the parameters of a bucket."""
+    return look([slot.param for slot in bucket.slots], bucket.views)
+
+
+def changed_since(bucket: Bucket, before: Look) -> list[str]:
+    """Name the parameters of a bucket that no longer look as they did."""
+    assigned = take_assigned(bucket)
+    seen = zip(bucket.slots, before, look_at(bucket), strict=True)
+    changed = {slot.name for slot, then, now in seen if then != now}
+    return [f"parameter {s.name!r}" for s in bucket.slots if s.name in changed | assigned]
 
 
 @torch.no_grad()
-def take_assigned(bucket: Bucket) -> bool:
-    """Bring home what was set with `param.data = ...`; return whether there was any."""
-    found = False
+def take_assigned(bucket: Bucket) -> set[str]:
+    """Bring home what was set with `param.data = ...`; return the names of such parameters."""
+    found: set[str] = set()
     for slot, view in zip(bucket.slots, bucket.views, strict=True):
         if slot.param.data_ptr() != view.data_ptr():
             view.copy_(slot.param.data)
             slot.param.data = view
-            found = True
+            found.add(slot.name)
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from . import sharded_param
+from . import absent, sharded_param
 from .bucket import Bucket
 from .errors import UsageError
 
@@ -127,6 +127,8 @@ def refuse_replaced_data(buckets: Iterable[Bucket]) -> None:
     What is trained is the bucket: the model would go on with values that nobody updates.
     """
     for bucket in buckets:
+        if all(type(slot.param) is absent.AbsentParameter for slot in bucket.slots):
+            continue
         here = [slot.param.data_ptr() for slot in bucket.slots]
         home = [view.data_ptr() for view in bucket.views]
         away = sharded_param.placeholder_address(bucket.dtype, bucket.device)
@@ -148,14 +150,17 @@ def warn_of_untrained(buckets: Iterable[Bucket]) -> None:
     if names:
         log.warning(
             "%d parameters require gradients and are not in the optimizer (%s, ...): the engine "
-            "neither trains them nor averages their gradients over ranks; freeze them with "
-            "requires_grad_(False), or give them to the optimizer",
+            "neither trains them nor averages their gradients over ranks, so a second optimizer "
+            "over them would let the ranks drift apart; freeze them with requires_grad_(False), or "
+            "give them to the optimizer, in a parameter group of their own if need be",
             len(names),
             names[0],
         )
 
 
-def warn_of_skipped(stage: int) -> None:
+def warn_of_skipped() -> None:
     """Log that a step was skipped although there is no loss scale that could be too high."""
-    hint = "; a sharded parameter that is read outside forward is NaN" if stage == 3 else ""
-    log.warning("step skipped: a gradient is infinite or NaN%s", hint)
+    log.warning(
+        "step skipped: a gradient is infinite or NaN; look at the loss of every rank and at the "
+        "data behind it, or lower the learning rate"
+    )

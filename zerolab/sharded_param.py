@@ -28,14 +28,13 @@ from torch.utils._pytree import tree_leaves
 from . import comm, device, flat, homes
 from .errors import UsageError
 
-_LOOKS_AT_SHAPE = frozenset(
+LOOKS_AT_SHAPE = frozenset(
     "dim ndimension numel nelement size stride storage_offset element_size get_device is_contiguous"
     " is_floating_point is_complex is_same_size __len__ __hash__ untyped_storage requires_grad_"
     " register_hook register_post_accumulate_grad_hook _has_compatible_shallow_copy_type"
     " has_names is_inference is_signed retain_grad".split()
 )
 _GIVES_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
-
 
 _POISON: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -105,7 +104,7 @@ class ShardedParameter(nn.Parameter):
     ) -> Any:
         """Let questions about the shape pass; before anything else, make the arguments whole."""
         kwargs = kwargs or {}
-        if _leaves_values_alone(func):
+        if leaves_values_alone(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func.__name__ == "__set__" and isinstance(args[0], ShardedParameter):
@@ -282,11 +281,11 @@ def _uses(param: torch.Tensor) -> int:
 _ALONE = _uses(torch.empty(1))  # of a storage that one tensor has
 
 
-def _leaves_values_alone(func: Callable) -> bool:
+def leaves_values_alone(func: Callable) -> bool:
     """Whether a function asks for, or sets, something else than the values."""
     attribute = getattr(func, "__self__", None)  # of a getter or setter: its descriptor
     if func.__name__ == "__get__":
         return getattr(attribute, "__name__", "") not in _GIVES_VALUES
     if func.__name__ == "__set__":
         return getattr(attribute, "__name__", "") != "data"
-    return func.__name__ in _LOOKS_AT_SHAPE
+    return func.__name__ in LOOKS_AT_SHAPE

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import ddp, device, optim, sharded_param, turns, watching, zero2
+from . import absent, ddp, device, optim, sharded_param, turns, watching, zero2
 from .bucket import Bucket, Slot, Unit
 from .errors import UsageError
 from .turns import ShardState
@@ -39,6 +39,8 @@ class UnitSharding(zero2.Zero2):
         self.forward_order: list[Unit] = []  # of the last whole forward
         self.taken: list[Unit] = []  # of the running one
         super().__init__(root, units, options)
+        for turn in self.turns.values():
+            absent.begin(_params(turn))
 
     # -- layout -----------------------------------------------------------------------------
 
@@ -75,14 +77,17 @@ class UnitSharding(zero2.Zero2):
         turn = self.turns[unit]
         if turn.state is not ShardState.UNSHARDED:
             with self.whole_or_sharded(unit):
+                absent.end(_params(turn))
                 turn.unshard()
             turn.missing = {id(slot.param) for slot in _slots(unit) if slot.param.requires_grad}
 
     @torch.no_grad()
     def reshard(self, unit: Unit) -> None:
         """Free a unit's full parameters, unless somebody holds them."""
-        if not self.turns[unit].holds:
-            self.turns[unit].reshard()
+        turn = self.turns[unit]
+        if not turn.holds:
+            turn.reshard()
+            absent.begin(_params(turn))
 
     @contextlib.contextmanager
     def whole_or_sharded(self, unit: Unit) -> Iterator[None]:
@@ -275,6 +280,11 @@ class UnitSharding(zero2.Zero2):
                 "into `with zero.GatheredParameters(params, modifier_rank=0):`"
             )
         super().step(groups, unused, factor)
+
+
+def _params(turn: turns.Turn) -> Iterator[nn.Parameter]:
+    """Return the parameters that come and go with a turn."""
+    return (slot.param for bucket in turn.buckets for slot in bucket.slots)
 
 
 def _slots(unit: Unit) -> Iterator[Slot]:

@@ -125,7 +125,8 @@ for action in ("nothing", "del", "resize_(0)"):
 # DeepSpeed gives such parameters the size 0. Then the model can be printed, but its shapes are
 # gone, and people ask why `numel()` is 0 (DeepSpeed issue 4064). Here a
 # sharded parameter keeps its shape and holds one number, NaN, expanded to that shape. It costs a
-# few bytes for the whole model, and whoever computes with it by mistake sees NaN.
+# few bytes for the whole model, and whoever computes with it by mistake sees NaN. The engine
+# refuses such reads before, by the parameter's name: the NaN is for what slips past it.
 
 # %% expanded tags=nbval-check-output
 nothing = torch.tensor(torch.nan).expand(1000, 1000)
@@ -155,9 +156,9 @@ lab.check("6.3", reshard_bucket)
 # %% [markdown] ledger-heading
 # ## What a mistake looks like
 #
-# Somebody reads a parameter outside forward and gets NaN. Somebody reaches the buffer itself, as a
-# library might that kept a reference: the virtual GPU refuses before the kernel runs, and says
-# which unit it was.
+# Somebody reads a parameter outside forward: the engine refuses, names it, and says what to do.
+# Somebody reaches the buffer itself, as a library might that kept a reference: the virtual GPU
+# refuses before the kernel runs, and says which unit it was.
 
 
 # %% mistakes
@@ -175,12 +176,13 @@ def tiny_engine(model="gpt-nano", **more):
 def two_mistakes():
     engine = tiny_engine()
     bias = engine.module.blocks[1].mlp.widen.bias
-    said = [f"mean of a sharded bias: {bias.mean().item()}"]
     buffer = engine.sharding.units[2].buckets[0].flat_param
-    try:
-        buffer.sum()
-    except RuntimeError as error:
-        said.append(str(error))
+    said = []
+    for tensor in (bias, buffer):
+        try:
+            tensor.sum()
+        except (zerolab.UsageError, RuntimeError) as error:
+            said.append(str(error))
     return said
 
 
@@ -555,16 +557,17 @@ for sharded in (False, True):
 # %% [markdown] gathered-heading
 # ## Looking at parameters that lie in shards
 #
-# Outside forward a parameter is NaN. `GatheredParameters` makes it whole inside a `with` block, on
-# all ranks together. Who wants to change it says on which rank the change is made; everybody gets
-# that. Without it a change would be lost when the block ends, and that is an error, not a silence.
+# Outside forward a parameter has no values. `GatheredParameters` makes it whole inside a `with`
+# block, on all ranks together. Who wants to change it says on which rank the change is made;
+# everybody gets that. Without it a change would be lost when the block ends, and that is an error,
+# not a silence.
 
 
 # %% gathered
 def look_and_change():
     engine = tiny_engine()
     weight = engine.module.token_embedding.weight
-    said = [f"outside: {weight.norm().item()}"]
+    said = [f"outside: {weight}"]
     with zero.GatheredParameters(weight):
         said.append(f"inside: {weight.norm().item():.4f}")
     with zero.GatheredParameters(weight, modifier_rank=0):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import Report
+from . import Report, rules
 from .keys import STOPS, Key, Status, all_keys, show
 from .problems import Path, Problem, Severity, dotted, same
 from .schema import File
@@ -120,6 +120,8 @@ def _said(report: Report, spelled: Path, key: Key | None) -> tuple[str, str]:
     status = key.status if key.status is not Status.DETAIL else _block_status(report, key)
     if wrong and status not in STOPS:
         return "error", key.does
+    if status is Status.WORKS and not rules.acts(report.reading, key):
+        return WORDS[Status.IDLE], key.does
     if wrong or idle or status in (Status.WORKS, Status.ALWAYS):
         return WORDS[status], key.does
     return UNASKED, key.does

@@ -57,12 +57,17 @@ def statuses(reading: Reading) -> Iterator[Problem]:
                 yield problem
 
 
+def acts(reading: Reading, key: Key) -> bool:
+    """Whether a key does anything at the file's stage; where the stage is wrong, it may."""
+    stage = reading.file.zero_optimization.stage
+    return stage in key.stages or not reading.fine(ZERO, "stage")
+
+
 def _status(reading: Reading, key: Key) -> Problem | None:
     spelled = reading.written[key.path]
     drop = Edit(spelled, drop=True)
     stage = reading.file.zero_optimization.stage
-    acts = stage in key.stages or not reading.fine(ZERO, "stage")
-    if not acts and key.status is not Status.IDLE:
+    if not acts(reading, key) and key.status is not Status.IDLE:
         *others, last = map(str, key.stages)
         where = f"{', '.join(others)} and {last}" if others else last
         message = f"acts at stage {where} only, and the stage is {stage}"
