@@ -468,3 +468,61 @@ def test_weights_clipped_by_the_script_stay_clipped_in_bf16(stage):
             limit = 0.01 if name < "2" else 10.0
             expected = start.get_parameter(name).detach().bfloat16().clamp(-limit, limit)
             torch.testing.assert_close(value.bfloat16(), expected)
+
+
+# -- schedules that end, or leave what fp32 can hold ----------------------------------------
+
+SCHEDULES = {
+    "one cycle": (
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2),
+        r"OneCycleLR has no learning rate for step 4 .*step 3 is done: give the schedule as many",
+    ),
+    "a table": (
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, [1.0, 0.5].__getitem__),
+        r"LambdaLR has no learning rate for step 3 .*index out of range.*step 2 is done",
+    ),
+    "too steep": (
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 1e25),
+        r"rate of parameter group 0 is 1e\+49 at step 3, set by the schedule ExponentialLR",
+    ),
+    "not a number": (
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, float("nan")),
+        r"rate of parameter group 0 is nan at step 2, set by the schedule ExponentialLR",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("stage", (0, 3))
+def test_a_schedule_that_ends_is_told_with_its_step_and_the_remedy(stage, name):
+    make, refusal = SCHEDULES[name]
+
+    def work():
+        model = make_model()
+        config = {"train_batch_size": 8, "zero_optimization": {"stage": stage}}
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine, *_ = zerolab.initialize(
+            model=model, optimizer=sgd, lr_scheduler=make, config=config
+        )
+        with pytest.raises(UsageError, match=refusal):
+            for number in range(5):
+                engine.backward(make_loss(engine, number) * 0)  # the weights stay finite
+                engine.step()
+        engine.lr_scheduler = None
+        engine.set_lr(0.1)
+        micro_step(engine, 0)
+        return all(bool(value.isfinite().all()) for value in engine.module_state_dict().values())
+
+    assert comm.run(work, 2) == [True, True]
+
+
+def test_a_schedule_that_waits_for_a_value_is_refused_at_initialize():
+    def work():
+        with pytest.raises(UsageError, match=r"ReduceLROnPlateau needs.*scheduler.step\(value\)"):
+            zerolab.initialize(
+                model=make_model(),
+                config=make_config(1),
+                lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
+            )
+
+    comm.run(work, 2)

@@ -14,6 +14,7 @@ Reading order is import order, and the number is the chapter:
     homes sharded_param     6   where a parameter lives; one that is sharded from its birth
     optim                   4   a torch optimizer over this rank's segments
     buffers precision       7   what all ranks must agree on: buffers, norms, flags
+    options                 3   what a stage is told about precision and traffic
     reducing                3   when a bucket is sent, and what becomes of the mean
     ddp zero1 zero2         3-5 the stages, each the difference to the one before
     absent                  6   what a parameter answers while its values lie in shards
@@ -25,6 +26,9 @@ Reading order is import order, and the number is the chapter:
     zero utils              6   a model built sharded; the parts of a parameter, for scripts
     arguments building      12  what a script says; optimizer, schedule, loader, loss scale
     misuse                  12  errors of torch that come from how the engine is used
+    measuring               1   the bytes of the model states, whoever counts them
+    accumulation            12  which micro-step ends with an update
+    questions               12  what a script asks an engine
     engine                  12  initialize, forward, backward, step
     checkpointing           8   activation checkpointing under DeepSpeed's names
     sim                     1   what a run will hold and move, said before it runs

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from . import comm, homes, optim, precision, sharded_param
@@ -70,7 +71,15 @@ def scheduler(built: torch.optim.Optimizer, given: Any, cfg: config_.Config) -> 
     """Return the user's scheduler, made if it is a function, or the configuration's."""
     if given is None:
         return config_.build_scheduler(cfg, built)
-    return given(built) if callable(given) and not hasattr(given, "step") else given
+    is_maker = isinstance(given, type) or not hasattr(given, "step")
+    made = given(built) if callable(given) and is_maker else given
+    if isinstance(made, ReduceLROnPlateau):
+        raise UsageError(
+            "lr_scheduler: ReduceLROnPlateau needs a measured value at each of its steps, which "
+            "engine.step() does not have: leave it out of initialize, and call "
+            "scheduler.step(value) in the script, with the same value on every rank"
+        )
+    return made
 
 
 def loader(

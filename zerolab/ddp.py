@@ -17,11 +17,9 @@ the order is the only thing that tells the ranks which bucket they are talking a
 Source: Li et al., PyTorch Distributed (2020), section 3; DeepSpeed `stage: 0`.
 """
 
-import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -29,42 +27,7 @@ from torch import nn
 from . import bucket as buckets_
 from . import comm, device, flat, optim, reducing, sharded_param
 from .bucket import Bucket, GradState, Unit
-
-
-@dataclass(frozen=True, slots=True)
-class StageOptions:
-    """What the engine tells a stage about precision and traffic.
-
-    Attributes:
-        mixed: keep fp32 master weights beside 16-bit parameters.
-        grad_dtype: dtype in which gradients wait and are added up; None for the parameters' own.
-        reduce_dtype: dtype in which gradients travel; None for the same as `grad_dtype`.
-        reduce_op: "avg" or "sum".
-        every_micro_step: reduce after each micro-step, or only before the optimizer steps.
-        in_flight: how many reductions may run while backward fills the next bucket.
-        all_reduce: stages 1 and 2 receive every slice of the mean and keep their own, as
-            DeepSpeed does; twice the traffic.
-        prefetch: gather the next unit while this one computes (stage 3).
-        prefetch_numel: gather as many units ahead as have at most this many elements together;
-            None for one unit, whatever its size (stage 3).
-        reshard_after_forward: free parameters between forward and backward (stage 3).
-        max_live: most elements that may stay whole between forward and backward (stage 3).
-        max_reuse: keep a unit whole if at most this many elements are used between its turn
-            in forward and its turn in backward (stage 3).
-    """
-
-    mixed: bool = False
-    grad_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype | None = None
-    reduce_op: str = "avg"
-    every_micro_step: bool = False
-    in_flight: int = 1
-    all_reduce: bool = False
-    prefetch: bool = True
-    prefetch_numel: int | None = None
-    reshard_after_forward: bool = True
-    max_live: int = 0
-    max_reuse: int = 0
+from .options import StageOptions
 
 
 class DDP:
@@ -318,16 +281,7 @@ class DDP:
 
         What is in flight ends first, well or not: a collective must not lose its memory.
         """
-        while self.in_flight:
-            bucket = self.in_flight.popleft()
-            settle([bucket.work] if bucket.work is not None else [])
-            bucket.work = bucket.incoming = None
-        for bucket in self.trainable:
-            bucket.arrived.clear()
-            for slot in bucket.slots:
-                slot.param.grad = None
-        self.drop_grads()
-        self.flushed, self.flushes, self.next_launch = True, 0, 0
+        reducing.abandon(self)
 
     def before_model(self) -> None:
         """A forward of the whole model begins."""
@@ -337,13 +291,6 @@ class DDP:
 
     def before_backward(self) -> None:
         """Backward from an output of the whole model begins."""
-
-
-def settle(works: Sequence[comm.Work]) -> None:
-    """Wait for collectives whose results nobody will use, also for those that fail."""
-    for work in works:
-        with contextlib.suppress(Exception):
-            work.wait()
 
 
 def _weak_hook(stage: DDP, bucket: Bucket, position: int) -> Callable[[nn.Parameter], None]:

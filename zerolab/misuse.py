@@ -19,6 +19,8 @@ from .errors import UsageError
 
 log = logging.getLogger("zerolab")
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def explain_dtype(error: RuntimeError, inputs: Any, dtype: torch.dtype) -> None:
     """Raise UsageError when a 16-bit model was given floating inputs of another dtype.
@@ -142,6 +144,36 @@ def refuse_replaced_data(buckets: Iterable[Bucket]) -> None:
                     "model before, and set values with `with zero.GatheredParameters(param, "
                     "modifier_rank=0): param.copy_(...)`"
                 )
+
+
+def advance(schedule: Any, steps: int) -> None:
+    """Let a schedule set the rate of the next step; after its last one, say so in our words.
+
+    Args:
+        schedule: what has a `step()`.
+        steps: of the optimizer that were taken, this one included.
+    """
+    try:
+        schedule.step()
+    except Exception as error:
+        raise UsageError(
+            f"the schedule {type(schedule).__name__} has no learning rate for step {steps + 1} "
+            f"({error}), and step {steps} is done: give the schedule as many steps as the run "
+            "takes, or end the run here"
+        ) from error
+
+
+def refuse_rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> None:
+    """Raise UsageError for a learning rate that fp32 cannot hold, before it reaches a weight."""
+    for number, group in enumerate(optimizer.param_groups):
+        rate = group.get("lr", 0.0)
+        if isinstance(rate, float) and not abs(rate) <= _LARGEST:
+            source = "set_lr" if schedule is None else f"the schedule {type(schedule).__name__}"
+            raise UsageError(
+                f"the learning rate of parameter group {number} is {rate:g} at step {steps + 1}, "
+                f"set by {source} or by the script, and fp32 ends at {_LARGEST:g}: look at the "
+                "factor by which it grows, and bound it"
+            )
 
 
 def warn_of_untrained(buckets: Iterable[Bucket]) -> None:

@@ -10,6 +10,7 @@ Phases of a backward:
     finish_backward  no more gradients will come: send the rest, wait for everything
     receive          one bucket's mean is there: keep it, or add it to what was kept
     send_again       (rarely) on some rank a gradient came when its bucket had left: once more
+    abandon          (rarely) an exception broke backward or the step off: forget what there is
 
 A collective has no name tag. What tells the ranks which bucket they are talking about is the
 order alone, and gradients come in another order on another rank. So the order is the index.
@@ -17,12 +18,13 @@ order alone, and gradients come in another order on another rank. So the order i
 Source: Li et al., PyTorch Distributed (2020), section 3.2.3.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from . import device
+from . import comm, device
 from .bucket import Bucket, GradState
 
 if TYPE_CHECKING:
@@ -104,3 +106,27 @@ def send_again(stage: "DDP", buckets: Sequence[Bucket]) -> None:
     for bucket in buckets:
         stage.launch(bucket)
     stage.receive_all()
+
+
+def abandon(stage: "DDP") -> None:
+    """Forget the gradients of a step that broke off, which are not whole.
+
+    What is in flight ends first, well or not: a collective must not lose its memory.
+    """
+    while stage.in_flight:
+        bucket = stage.in_flight.popleft()
+        settle([bucket.work] if bucket.work is not None else [])
+        bucket.work = bucket.incoming = None
+    for bucket in stage.trainable:
+        bucket.arrived.clear()
+        for slot in bucket.slots:
+            slot.param.grad = None
+    stage.drop_grads()
+    stage.flushed, stage.flushes, stage.next_launch = True, 0, 0
+
+
+def settle(works: Sequence[comm.Work]) -> None:
+    """Wait for collectives whose results nobody will use, also for those that fail."""
+    for work in works:
+        with contextlib.suppress(Exception):
+            work.wait()

@@ -18,7 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import absent, ddp, device, optim, sharded_param, turns, watching, zero2
+from . import (
+    absent,
+    ddp,
+    device,
+    optim,
+    reducing,
+    sharded_param,
+    turns,
+    watching,
+    zero2,
+)
 from .bucket import Bucket, Slot, Unit
 from .errors import UsageError
 from .turns import ShardState
@@ -96,7 +106,7 @@ class UnitSharding(zero2.Zero2):
             yield
         except BaseException:
             turn = self.turns[unit]
-            ddp.settle(turn.works)
+            reducing.settle(turn.works)
             turn.works = []
             self.reshard(unit)
             raise
@@ -262,7 +272,7 @@ class UnitSharding(zero2.Zero2):
     def abandon(self) -> None:
         """Free every unit as well."""
         for turn in self.turns.values():
-            ddp.settle(turn.works)
+            reducing.settle(turn.works)
             turn.works = []
         self.reshard_all()
         super().abandon()
