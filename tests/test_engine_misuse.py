@@ -526,3 +526,75 @@ def test_a_schedule_that_waits_for_a_value_is_refused_at_initialize():
             )
 
     comm.run(work, 2)
+
+
+# -- what was there before initialize -------------------------------------------------------
+
+OPTIMIZERS = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.01, centered=True, momentum=0.9),
+}
+
+
+def stepped(make_optimizer):
+    """A model and an optimizer that have taken one step together."""
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_state_of_an_optimizer_that_has_stepped_goes_on(stage, name):
+    """Dropped in silence, the moments would begin at zero."""
+
+    def train():
+        model, optimizer = stepped(OPTIMIZERS[name])
+        engine = build(model, stage, optimizer=optimizer)
+        micro_step(engine, 0)
+        return engine.module_state_dict()
+
+    model, optimizer = stepped(OPTIMIZERS[name])
+    optimizer.zero_grad()
+    for rank in range(3):
+        numbers = torch.Generator().manual_seed(rank)
+        x, y = torch.randn(2, 4, 6, generator=numbers)
+        ((model(x) - y).pow(2).mean() / 3).backward()
+    optimizer.step()
+    for state in comm.run(train, 3):
+        torch.testing.assert_close(state, dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_states_of_whole_parameters_are_refused_after_initialize_and_own_ones_load(stage):
+    def work():
+        _, other = stepped(OPTIMIZERS["SGD"])
+        engine = build(make_model(), stage)
+        with pytest.raises(UsageError, match=r"of whole parameters.*load them before initialize"):
+            engine.optimizer.load_state_dict(other.state_dict())
+        micro_step(engine, 0)
+        engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+        micro_step(engine, 1)
+        engine.close()
+        return engine.global_steps
+
+    assert comm.run(work, 2) == [2, 2]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_from_before_initialize_are_in_no_step(stage):
+    """`optimizer.zero_grad()` in the loop no longer finds them."""
+
+    def train(before):
+        model = make_model()
+        if before:
+            model(torch.ones(2, 6)).sum().backward()
+        engine = build(model, stage)
+        engine.optimizer.zero_grad()
+        micro_step(engine, 0)
+        return full_params(engine)
+
+    assert equal(comm.run(train, 2, args=(True,))[0], comm.run(train, 2, args=(False,))[0])

@@ -33,6 +33,7 @@ _WORDS = {
     "__array__": "numpy",
     "__eq__": "==",
 }
+_GONE = "sharded by an engine that is gone"
 _CONVERSIONS = frozenset("to cpu cuda float double half bfloat16 type".split())
 
 
@@ -175,7 +176,9 @@ def _without_values(param: AbsentParameter, func: Callable, args: tuple, kwargs:
 
 def _name_of(param: AbsentParameter) -> str:
     home = homes.find(param)
-    return f"of shape {tuple(param.shape)}" if home is None else repr(home.slot.name)
+    if home is None:
+        return f"of shape {tuple(param.shape)}, {_GONE}"
+    return repr(home.slot.name)
 
 
 def _text(values: torch.Tensor, name: str) -> str:
@@ -185,8 +188,11 @@ def _text(values: torch.Tensor, name: str) -> str:
 
 def _refusal(name: str, func: Callable) -> UsageError:
     what = _attribute(func) if func.__name__ in ("__get__", "__set__") else func.__name__
+    said = f"{_WORDS.get(what, what)} needs the values of parameter {name}"
+    if name.endswith(_GONE):
+        return UsageError(f"{said}, and the values with it: keep the engine as long as the model")
     return UsageError(
-        f"{_WORDS.get(what, what)} needs the values of parameter {name}, which are sharded outside "
-        "of forward and backward: put it into `with zero.GatheredParameters(param):`, entered by "
-        "every rank, and give it modifier_rank=0 to change values"
+        f"{said}, which are sharded outside of forward and backward: put it into `with "
+        "zero.GatheredParameters(param):`, entered by every rank, and give it modifier_rank=0 to "
+        "change values"
     )

@@ -87,7 +87,10 @@ class DDP:
 
     @torch.no_grad()
     def place(self, bucket: Bucket) -> None:
-        """Move a bucket's parameters into one flat buffer; rank 0's values win everywhere."""
+        """Move a bucket's parameters into one flat buffer; rank 0's values win everywhere.
+
+        Gradients from before are gone: an `optimizer.zero_grad()` would no longer find them.
+        """
         params = [slot.param for slot in bucket.slots]
         starts = [slot.offset for slot in bucket.slots]
         exact = torch.empty(bucket.padded_numel, dtype=params[0].dtype, device=bucket.device)
@@ -100,6 +103,8 @@ class DDP:
             slot.param.data = flat.view(bucket.flat_param, slot.offset, slot.shape)
             bucket.views.append(slot.param.data)
         if bucket.trainable:
+            for param in params:
+                param.grad = None
             self.place_target(bucket, exact)
 
     def place_shard(self, bucket: Bucket) -> torch.Tensor:

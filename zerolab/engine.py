@@ -226,7 +226,7 @@ class Engine(questions.Questions):
     def close(self) -> None:
         """Remove every hook; the model and its buckets can then be collected."""
         self.sharding.remove_hooks()
-        self.groups.handle.remove()
+        self.groups.remove_hooks()
         for handle in self._watches:
             handle.remove()
 

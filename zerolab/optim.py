@@ -13,7 +13,7 @@ Source: ZeRO, section 5.1; torch.optim.Optimizer.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,35 @@ def refuse_layout_dependent(optimizer_class: type) -> None:
         )
 
 
+def carry_states(bucket: Bucket, before: Mapping[Any, Any], after: dict[Any, Any]) -> None:
+    """Cut the states of whole parameters as their segments are: the optimizer goes on from them.
+
+    Args:
+        bucket: its segments are cut.
+        before: states by whole parameter, of an optimizer that has stepped or was loaded.
+        after: states by segment.
+    """
+    shards = {segment.shard for segment in bucket.segments}
+    origin = flat.shard_bounds(bucket.numel, bucket.world_size, min(shards, default=0))[0]
+    for segment in bucket.segments:
+        slot = bucket.slots[segment.slot]
+        state, start = before.get(slot.param), origin + segment.start - slot.offset
+        if state:
+            after[segment.param] = {
+                name: _cut_state(value, slot.shape, start, segment.param)
+                for name, value in state.items()
+            }
+
+
+def _cut_state(value: Any, shape: torch.Size, start: int, piece: torch.Tensor) -> Any:
+    """Return the part of a state that belongs to a piece; what is one number stays whole."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != shape or not shape:
+        return value.clone()
+    return value.reshape(-1)[start : start + piece.numel()].to(piece.dtype, copy=True)
+
+
 class BucketGroups:
     """Which segments of which bucket belong to which parameter group of the optimizer.
 
@@ -76,7 +105,15 @@ class BucketGroups:
         self.group_of = group_of
         self.members: dict[Bucket, list[list[nn.Parameter]]] = {}
         self.stepping = False
-        self.handle = optimizer.register_step_pre_hook(_refuse_other_steps(self))
+        self.handles = [
+            optimizer.register_step_pre_hook(_refuse_other_steps(self)),
+            optimizer.register_load_state_dict_pre_hook(_refuse_whole_states),
+        ]
+
+    def remove_hooks(self) -> None:
+        """Let the optimizer go."""
+        for handle in self.handles:
+            handle.remove()
 
     def adopt(self, buckets: Sequence[Bucket]) -> None:
         """Give the optimizer the buckets' segments in place of the model's parameters."""
@@ -90,7 +127,11 @@ class BucketGroups:
             self.members[bucket] = mine
         for group, params in zip(self.optimizer.param_groups, everything, strict=True):
             group["params"] = params
+        states = dict(self.optimizer.state)
         self.optimizer.state.clear()
+        with device.tag("optimizer"):
+            for bucket in buckets:
+                carry_states(bucket, states, self.optimizer.state)
 
     def step(self, bucket: Bucket) -> None:
         """Run one optimizer step on the segments of one bucket."""
@@ -127,6 +168,24 @@ def _refuse_other_steps(groups: BucketGroups) -> Callable[..., None]:
             )
 
     return refuse
+
+
+def _refuse_whole_states(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Refuse to load states that are not of these segments: torch would notice in the next step."""
+    pieces = [param for group in optimizer.param_groups for param in group["params"]]
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    fits = len(keys) == len(pieces) and all(
+        value.shape == piece.shape
+        for key, piece in zip(keys, pieces, strict=True)
+        for value in saved["state"].get(key, {}).values()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    )
+    if not fits:
+        raise UsageError(
+            "optimizer.load_state_dict: these states are of whole parameters, or of another number "
+            "of ranks, and the optimizer steps on this rank's pieces: load them before "
+            "initialize, which cuts them as it cuts the parameters"
+        )
 
 
 def step_bucket(
