@@ -190,3 +190,60 @@ def test_a_write_through_an_optimizer_of_the_script_is_refused_by_name():
         param.grad = None
 
     on_two_ranks(ask)
+
+
+# -- transforms of torch.func, which wrap tensors -------------------------------------------
+
+
+class Slope(nn.Module):
+    """The loss has a derivative in it, taken by a transform around units of the model."""
+
+    def __init__(self, derivative):
+        super().__init__()
+        self.model = make_model()
+        self.derivative = derivative
+
+    def forward(self, x):
+        return self.model(x).pow(2).mean() + self.derivative(self.model, x).pow(2).mean()
+
+
+# torch.func.jvp itself imports a module that warns of torch.jit.
+jvp_warns = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
+DERIVATIVES = {
+    "grad": lambda model, x: torch.func.grad(lambda a: model(a).pow(2).sum())(x),
+    "jacobian": lambda model, x: torch.func.vmap(torch.func.jacrev(model))(x),
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (torch.ones_like(x),))[1],
+}
+
+
+@jvp_warns
+@pytest.mark.parametrize(
+    ("name", "world_size"), [("grad", 2), ("jacobian", 2), ("jvp", 1), ("grad", 1)]
+)
+def test_a_transform_around_sharded_units_gives_what_torch_gives(name, world_size):
+    def work():
+        engine = build(Slope(DERIVATIVES[name]))
+        for _ in range(2):
+            engine.backward(engine(torch.ones(4, 6)))
+            engine.step()
+        return engine.module_state_dict()
+
+    model = Slope(DERIVATIVES[name])
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        sgd.zero_grad()
+        model(torch.ones(4, 6)).backward()
+        sgd.step()
+    for state in comm.run(work, world_size):
+        torch.testing.assert_close(state, dict(model.state_dict()))
+
+
+@jvp_warns
+def test_forward_mode_levels_of_two_ranks_in_one_process_are_refused():
+    def work():
+        engine = build(Slope(DERIVATIVES["jvp"]))
+        with pytest.raises(UsageError, match=r"forward-mode.*run it with processes"):
+            engine(torch.ones(4, 6))
+
+    comm.run(work, 2)

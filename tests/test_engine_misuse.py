@@ -446,6 +446,17 @@ def test_inference_mode_and_complex_parameters_are_refused_at_initialize():
         zerolab.initialize(model=model, config=make_config(0))
 
 
+def test_lazy_parameters_are_refused_until_they_have_a_shape():
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(UsageError, match=r"'0.weight' is lazy.*run the model once"):
+        zerolab.initialize(model=model, config=make_config(0))
+    model(torch.ones(2, 6))
+    assert zerolab.initialize(model=model, config=make_config(0))[0](torch.ones(2, 6)).shape == (
+        2,
+        3,
+    )
+
+
 @pytest.mark.parametrize("stage", (0, 1, 2))
 def test_weights_clipped_by_the_script_stay_clipped_in_bf16(stage):
     """The master weights must follow, or the next step would bring the old values back."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from . import absent, sharded_param
@@ -94,13 +95,18 @@ def refuse_new_parameters(module: nn.Module, known: Set[int]) -> None:
 
 
 def refuse_unfit_parameters(module: nn.Module) -> None:
-    """Raise UsageError for parameters that no engine can train: of inference mode, or complex."""
+    """Raise UsageError for parameters that cannot be trained: lazy, of inference mode, complex."""
     if torch.is_inference_mode_enabled():
         raise UsageError(
             "initialize was called under torch.inference_mode(), and what is made there takes no "
             "part in backward: call it outside"
         )
     for name, param in module.named_parameters():
+        if isinstance(param, UninitializedParameter):
+            raise UsageError(
+                f"parameter {name!r} is lazy and has no shape yet: run the model once on a batch "
+                "before initialize"
+            )
         if param.is_inference():
             raise UsageError(
                 f"parameter {name!r} was made under torch.inference_mode() and takes no part in "

@@ -78,7 +78,7 @@ class UnitSharding(zero2.Zero2):
     @torch.no_grad()
     def fetch(self, unit: Unit) -> None:
         """Start gathering a sharded unit."""
-        with self.whole_or_sharded(unit):
+        with watching.outside_transforms(), self.whole_or_sharded(unit):
             self.turns[unit].fetch()
 
     @torch.no_grad()
@@ -86,7 +86,8 @@ class UnitSharding(zero2.Zero2):
         """Make a unit's parameters whole; returns when they may be used."""
         turn = self.turns[unit]
         if turn.state is not ShardState.UNSHARDED:
-            with self.whole_or_sharded(unit):
+            watching.refuse_mixed_levels()
+            with watching.outside_transforms(), self.whole_or_sharded(unit):
                 absent.end(_params(turn))
                 turn.unshard()
             turn.missing = {id(slot.param) for slot in _slots(unit) if slot.param.requires_grad}
@@ -96,7 +97,8 @@ class UnitSharding(zero2.Zero2):
         """Free a unit's full parameters, unless somebody holds them."""
         turn = self.turns[unit]
         if not turn.holds:
-            turn.reshard()
+            with watching.outside_transforms():
+                turn.reshard()
             absent.begin(_params(turn))
 
     @contextlib.contextmanager
@@ -230,12 +232,13 @@ class UnitSharding(zero2.Zero2):
     def watch_outputs(self, unit: Unit, outputs: Any) -> None:
         """Ask for `pre_backward` when the first gradient reaches an output of the unit.
 
-        Outputs without a tensor to be found cannot tell: the unit is whole all through backward.
+        Outputs without a tensor to be found cannot tell, nor can those of a transform, which are
+        wrapped: the unit is whole all through backward.
         """
         if watching.in_backward() or not torch.is_grad_enabled():
             return
         found = watching.tensors_of_outputs(outputs)
-        self.turns[unit].borrowed |= not found
+        self.turns[unit].borrowed |= not found or watching.in_transform()
         action = partial(watching.first_grad, weakref.ref(self), weakref.ref(unit))
         for leaf in watching.grad_leaves(found):
             Arrival.of(leaf).fetch.append(action)

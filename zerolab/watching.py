@@ -12,6 +12,7 @@ There are no hooks on the module's backward: torch does not call them for module
 dictionaries, and they forbid operations in place.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -19,9 +20,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch import pyfunctorch
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
-from . import sharded_param
+from . import comm, sharded_param
 from .bucket import Unit
 from .errors import UsageError
 
@@ -31,6 +35,36 @@ Ref = Callable[[], Any]
 def in_backward() -> bool:
     """Whether autograd is running backward in this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_transform() -> bool:
+    """Whether `torch.func.grad`, `jvp`, `vmap` or the like is running in this thread."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def refuse_mixed_levels() -> None:
+    """Raise UsageError where ranks are threads and one of them is in forward-mode differentiation.
+
+    Its levels belong to the process: while this rank waits, another one would close them.
+    """
+    inside = forward_ad._current_level >= 0
+    if inside and comm.get_world() == "lockstep" and comm.get_world_size() > 1:
+        raise UsageError(
+            "forward-mode differentiation (jvp, dual_level) around a unit that is sharded cannot "
+            "work where ranks are threads, since torch counts its levels for the process: run it "
+            "with processes (world='process'), or at stage 0, 1 or 2"
+        )
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Leave the transforms of `torch.func` for a moment, if one is running.
+
+    Inside them each new tensor is wrapped, and to put a wrapped one into a parameter ends the
+    process.
+    """
+    if not in_transform():
+        return contextlib.nullcontext()
+    return pyfunctorch.temporarily_clear_interpreter_stack()
 
 
 def grad_leaves(tree: Any) -> list[torch.Tensor]:
