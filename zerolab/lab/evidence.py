@@ -202,7 +202,7 @@ def _tiny_rank(
     events = [e for e in comm.records().collectives[first_call:] if e.purpose == "data"]
     held, gpu = trainer.state_bytes(), device.current()
     peak = {} if gpu is None else gpu.peak_by_kind()
-    weights = _whole(trainer) if stage == 3 else weights_of(model)
+    weights = trained_weights(trainer)
     trainer.close()
     calls = tuple((event.op, event.label, event.elements) for event in events)
     moved = _moved(events)
@@ -214,8 +214,10 @@ def _loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(outputs.float(), targets)
 
 
-def _whole(trainer: engine.Engine) -> torch.Tensor:
-    """Return all parameters end to end where each rank holds a shard of them."""
+def trained_weights(trainer: engine.Engine) -> torch.Tensor:
+    """Return all parameters of an engine end to end, gathered where a rank holds only shards."""
+    if trainer.stage < 3:
+        return weights_of(trainer.module)
     whole = trainer.module_state_dict()
     names = [name for name, _ in trainer.module.named_parameters()]
     return torch.cat([whole[name].detach().reshape(-1) for name in names]).cpu()

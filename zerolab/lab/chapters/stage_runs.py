@@ -155,14 +155,17 @@ def _train(plan: Plan) -> Shown:
         del loss
         trainer.step()
     marks = {mark.name: mark.by_kind for mark in records.marks}
+    calls = [e for e in records.collectives[first_call:] if e.purpose == "data"]
+    most = most_by_kind(records.memory, first_block)
+    weights = evidence.trained_weights(trainer)
     trainer.close()
     return Shown(
         comm.get_rank(),
-        evidence.weights_of(model),
+        weights,
         dict(marks["grads_ready"]),
         dict(marks["step_end"]),
-        most_by_kind(records.memory, first_block),
-        [e for e in records.collectives[first_call:] if e.purpose == "data"],
+        most,
+        calls,
         states_of(trainer.sharding),
         losses,
     )
