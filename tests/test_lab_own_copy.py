@@ -10,7 +10,7 @@ import pytest
 
 from zerolab import lab
 from zerolab.errors import UsageError
-from zerolab.lab import own_copy, own_text, plug
+from zerolab.lab import own_copy, own_text, plug, whose
 
 TARGET = "zerolab.flat:shard_bounds"
 RIGHT = """
@@ -158,6 +158,21 @@ def test_a_new_kernel_resumes_from_the_copy(tmp_path, capsys):
     assert "running on: your shard_bounds" in done.stdout and done.stdout.endswith("True\n")
 
 
+def test_a_run_on_the_reference_says_where_the_learners_functions_lie(tmp_path, monkeypatch):
+    monkeypatch.setattr(whose, "_begun", ["00"])
+    reference = whose.of_training()
+    assert "my_zerolab" not in reference
+    plug.plug(TARGET, cell(RIGHT), verified=True)
+    lab.my_zerolab()
+    assert "lab.resume()" not in whose.of_training()
+    plug.reset()  # what a new kernel has
+    assert whose.of_training() == (
+        f"{reference}; yours of shard_bounds is in my_zerolab, and lab.resume() plugs it in"
+    )
+    (tmp_path / "my_zerolab" / own_copy.MEMORY).write_text("{")
+    assert whose.of_training() == reference
+
+
 def test_resume_keeps_unverified_answers_marked_and_says_when_there_is_nothing(tmp_path, capsys):
     lab.resume()
     assert "has written nothing yet" in capsys.readouterr().out
@@ -171,7 +186,7 @@ def test_resume_keeps_unverified_answers_marked_and_says_when_there_is_nothing(t
 
 
 def test_reset_and_skip_put_the_reference_back_in_engine_and_copy(tmp_path, capsys):
-    for give_up, whose in ((lab.reset, ""), (lab.skip, " (skipped)")):
+    for give_up, note in ((lab.reset, ""), (lab.skip, " (skipped)")):
         plug.plug(TARGET, cell(RIGHT), verified=True)
         copy = lab.my_zerolab()
         assert "# mine" in (copy / "flat.py").read_text()
@@ -180,7 +195,7 @@ def test_reset_and_skip_put_the_reference_back_in_engine_and_copy(tmp_path, caps
         assert "my_zerolab run on the reference" in capsys.readouterr().out
         assert (copy / "flat.py").read_text().startswith("# my_zerolab: all of this file is")
         assert plug.running(TARGET) is plug.reference(TARGET)
-        assert plug.whose(TARGET) == f"reference shard_bounds{whose}"
+        assert plug.whose(TARGET) == f"reference shard_bounds{note}"
     plug.plug(TARGET, cell(RIGHT), verified=True)
     plug.unplug(TARGET)
     assert plug.whose(TARGET) == "reference shard_bounds", "whoever tries again skips no longer"

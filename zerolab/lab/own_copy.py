@@ -56,6 +56,16 @@ def home(folder: str | Path | None = None) -> Path:
     return above.resolve() / NAME
 
 
+def in_workspace() -> frozenset[str]:
+    """Return the targets that the copy of the workspace has the learner's function of."""
+    if progress.path() is None:
+        return frozenset()
+    try:
+        return frozenset(_remembered(home())["functions"])
+    except UsageError:
+        return frozenset()  # `resume` says what is wrong with it
+
+
 def forget(target: str) -> bool:
     """Put the reference back in the copy for one target; tells whether it was the learner's."""
     copy = home()

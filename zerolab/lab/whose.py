@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import engine
-from . import exercise, plug
+from . import exercise, own_copy, plug
 from .cards import Card
 from .exercise import PACKAGE, target_module
 
@@ -41,7 +41,16 @@ def of_training() -> str:
     """Say whose code a training run runs on."""
     targets = [t for t in _targets() if target_module(t).__name__ in engine_modules()]
     yours = any(target in plug.entries() for target in targets)
-    return plug.listed(targets) if yours else untouched()
+    return (plug.listed(targets) if yours else untouched()) + _left_behind(targets)
+
+
+def _left_behind(targets: list[str]) -> str:
+    """Say which functions the learner has in the copy while the reference runs: a new kernel."""
+    absent = own_copy.in_workspace().intersection(targets) - plug.entries().keys()
+    names = [target.rpartition(":")[2] for target in targets if target in absent]
+    if not names:
+        return ""
+    return f"; yours of {', '.join(names)} is in my_zerolab, and lab.resume() plugs it in"
 
 
 def untouched() -> str:
