@@ -94,7 +94,7 @@ def run_all(page):
             page.wait_for_function(
                 "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
                 ".some((p) => /[*0-9]/.test(p.textContent))",
-                timeout=8_000,
+                timeout=20_000,
             )
             return
         except Exception:

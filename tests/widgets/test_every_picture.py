@@ -169,7 +169,7 @@ def test_no_run_is_too_small_or_too_large(draw, drawn_in, name, run):
     assert drawn_in(page) < 1000
     assert page.locator(".zl-finding").inner_text() == picture.finding
     for button in page.locator("button:visible:enabled").all()[:3]:
-        button.click(timeout=5000)
+        button.click(timeout=30_000)
 
 
 def written_everywhere():
