@@ -274,8 +274,8 @@ def run_step(
 ) -> Agreement:
     """End a step on all ranks alike: update the parameters, or skip and forget the gradients.
 
-    `agree(buckets, check_overflow, changed)` says whether to skip. If not,
-    `sharding.step(groups, unused, factor)` updates and frees the gradients;
+    `agreed = agree(buckets, check_overflow, changed)` says whether to skip: `agreed.overflow`. If
+    not, `sharding.step(groups, agreed.unused, factor)` updates and frees the gradients;
     `sharding.drop_grads()` only frees them. The scaler learns of every step.
 
     Args:
@@ -287,7 +287,7 @@ def run_step(
         changed: for every buffer of the model, whether this rank wrote to it.
 
     Returns:
-        What the ranks agreed on, with the norm of the unscaled gradients if it was computed.
+        What the ranks agreed on; its `norm` is that of the unscaled gradients, if computed.
     """
     agreed = agree(sharding.trainable, check_overflow, changed)
     if agreed.overflow:

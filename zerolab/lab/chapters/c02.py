@@ -159,6 +159,7 @@ EXERCISES = (
             wrong.adds_in_the_input,
             wrong.passes_on_without_adding,
             wrong.asks_the_package,
+            wrong.adds_in_fp32,
         ),
     ),
     Exercise(
@@ -204,6 +205,7 @@ EXERCISES = (
             wrong.sums_a_copy,
             wrong.scatters_without_gathering,
             wrong.one_rank_adds,
+            wrong.pads_in_fp32,
         ),
         hunted=(
             "passes_it_all_round",

@@ -18,7 +18,7 @@ from ...comm import ring, star
 from ...sim import links
 from .. import evidence
 from ..outcome import Wrong
-from .c02_ranks import Look, Shown, numbers, on_ranks, total, watched
+from .c02_ranks import Look, Shown, numbers, on_ranks, small_numbers, total, watched
 
 Function = Callable[..., Any]
 SIZES = (3, 1, 2, 4, 5)  # numbers of ranks: on three most mistakes differ, on one few
@@ -177,6 +177,11 @@ def check_reduce_scatter(answer: Function) -> Iterator[str]:
     yield "1 to 5 ranks: rank r has slice r of the sum, and the input is as before"
     yield "elements sent: N-1 slices a rank, which no way of adding undercuts"
     yield "memory: three slices on top at most"
+    for world_size in (2, 3):
+        call = f"reduce_scatter(output [{SHARD}] of bfloat16, input)"
+        look = Look(call, on_ranks(_scatter_16_bits_rank, world_size, call=call))
+        look.travels_in("bfloat16")
+    yield "bfloat16 is sent as bfloat16"
     _check_training(2, "reduce_scatter")
     yield "stage 2 trains on it: after three steps the weights of plain torch"
 
@@ -201,6 +206,12 @@ def _scatter_rank(numel: int, in_place: bool) -> Shown:
     shard = numel // comm.get_world_size()
     own = tensor[rank * shard : (rank + 1) * shard]
     output = own if in_place else torch.zeros_like(own)
+    return watched(lambda: ring.reduce_scatter(output, tensor), output, tensor)
+
+
+def _scatter_16_bits_rank() -> Shown:
+    tensor = small_numbers(comm.get_rank(), SHARD * comm.get_world_size())
+    output = tensor.new_zeros(SHARD)
     return watched(lambda: ring.reduce_scatter(output, tensor), output, tensor)
 
 
@@ -259,12 +270,24 @@ def check_all_reduce(answer: Function) -> Iterator[str]:
     yield "1 to 5 ranks, 3 to 21 elements: each holds the sum, where N divides and where not"
     yield "memory: two tensors and three slices at most"
     yield "elements sent: 2 (N-1) slices a rank"
+    for world_size in (2, 3):
+        call = "all_reduce(tensor [21] of bfloat16)"
+        look = Look(call, on_ranks(_reduce_16_bits_rank, world_size, 21, call=call))
+        look.travels_in("bfloat16")
+        whole = [small_numbers(rank, 21).float() for rank in range(world_size)]
+        look.values([torch.stack(whole).sum(0).tolist()] * world_size, "does not hold the sum")
+    yield "bfloat16 is sent as bfloat16, the padding too"
     _check_training(0, "all_reduce")
     yield "stage 0 trains on it: after three steps the weights of plain torch"
 
 
 def _reduce_rank(numel: int) -> Shown:
     tensor = numbers(comm.get_rank(), numel)
+    return watched(lambda: ring.all_reduce(tensor), tensor, None)
+
+
+def _reduce_16_bits_rank(numel: int) -> Shown:
+    tensor = small_numbers(comm.get_rank(), numel)
     return watched(lambda: ring.all_reduce(tensor), tensor, None)
 
 

@@ -232,6 +232,18 @@ def asks_the_package(output: Tensor, input: Tensor) -> None:
     comm.reduce_scatter(output, input)
 
 
+def adds_in_fp32(output: Tensor, input: Tensor) -> None:
+    """Partial sums in fp32 are finer, and cost twice the bytes on every link of a bf16 ring."""
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+    slices = input.view(world_size, output.numel())
+    partial = slices[(rank - 1) % world_size].float().clone()
+    for step in range(1, world_size):
+        arriving = torch.empty_like(partial)
+        ring.exchange(partial, arriving)
+        partial = arriving.add_(slices[(rank - 1 - step) % world_size])
+    output.copy_(partial)
+
+
 # 2.5 all_gather
 
 
@@ -346,6 +358,18 @@ def one_rank_adds(tensor: Tensor) -> None:
         tensor.add_(arriving)
     for rank in others:
         comm.send(tensor, rank)
+
+
+def pads_in_fp32(tensor: Tensor) -> None:
+    """`torch.zeros` is fp32: padding with it makes sixteen bits thirty-two, and twice the bytes."""
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+    shard_numel = -(-tensor.numel() // world_size)
+    padding = torch.zeros(world_size * shard_numel - tensor.numel(), device=tensor.device)
+    padded = torch.cat([tensor, padding])
+    own = padded[rank * shard_numel : (rank + 1) * shard_numel]
+    ring.reduce_scatter(own, padded)
+    ring.all_gather(padded, own)
+    tensor.copy_(padded[: tensor.numel()])
 
 
 # 2.7 ring_seconds

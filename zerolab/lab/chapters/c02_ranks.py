@@ -28,7 +28,13 @@ class Shown:
     ops: tuple[str, ...] = ()  # what it called, in order
     peers: tuple[int, ...] = ()  # to whom it sent
     sent: int = 0  # elements
+    dtypes: tuple[str, ...] = ()  # of what it sent, each once
     under_way: tuple[str, ...] = ()  # what it began and did not wait for
+
+
+def small_numbers(rank: int, numel: int) -> torch.Tensor:
+    """Return whole numbers whose sums bfloat16 can hold."""
+    return (torch.arange(numel) % 8 + rank).to(evidence.home(), torch.bfloat16)
 
 
 def numbers(rank: int, numel: int) -> torch.Tensor:
@@ -58,6 +64,7 @@ def watched(call: Callable[[], None], values: torch.Tensor, given: torch.Tensor 
         ops=tuple(event.op for event in events),
         peers=tuple(event.peer for event in sends),
         sent=sum(event.elements for event in sends),
+        dtypes=tuple(dict.fromkeys(event.dtype for event in sends)),
         under_way=tuple(event.op for event in events if not event.ended),
     )
 
@@ -125,6 +132,17 @@ class Look:
             if sent > elements:
                 what = f"rank {rank} sent {sent} elements (all ranks: {all_sent}); {elements} do, "
                 raise self.wrong(rank, f"{what}{why}.", elements, sent)
+
+    def travels_in(self, dtype: str) -> None:
+        """Every rank has sent what it was given in its dtype."""
+        for rank, shown in enumerate(self.shown):
+            others = [one for one in shown.dtypes if one != dtype]
+            if others:
+                text = (
+                    f"rank {rank} was given {dtype} and sent {others[0]}: what is made on the way "
+                    "has to have the dtype of the tensor, as `torch.empty_like` and `new_zeros` do."
+                )
+                raise self.wrong(rank, text, dtype, ", ".join(shown.dtypes))
 
     def budget(self, nbytes: int, what: str) -> None:
         """No rank has held more than so much beyond what was there."""

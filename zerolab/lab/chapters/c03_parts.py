@@ -137,7 +137,8 @@ def _check_leftovers(ranks: list[runs.Shared]) -> None:
         if shown.bytes_more > 0:
             raise Wrong(
                 f"At the end of backward a rank holds {shown.bytes_more} bytes more than plain "
-                f"backward does; {runs.PSI} gradients take {4 * runs.PSI}.",
+                f"backward does; {runs.PSI} gradients take {4 * runs.PSI}. What a variable of "
+                "yours still names counts too: the buffer of the step before lives until `del`.",
                 expected="no more bytes than plain backward",
                 observed=f"{shown.bytes_more} bytes more",
                 call=CALL,

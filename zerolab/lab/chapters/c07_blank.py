@@ -221,7 +221,8 @@ def _check_held(ranks: list[ByHand]) -> str:
         if held > most:
             raise Wrong(
                 f"Between two steps rank {rank} holds {held} bytes. 2 bytes for the parameter and "
-                f"4 for its master are {rule}.",
+                f"4 for its master are {rule}. What a variable of yours still names counts too: a "
+                "list of gradients, or a loss, lives until `del`.",
                 expected=f"{rule} bytes, and one gradient at most",
                 observed=f"{held} bytes",
                 call=BY_HAND,
