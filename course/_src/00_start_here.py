@@ -30,8 +30,8 @@ lab.train(stage=0, gpu_memory="160MiB", watch=MemoryBars())
 # %% [markdown] out-of-memory
 # ## One rank is full, and the run dies
 #
-# Each GPU is driven by a process of its own, a *rank*. The model has 10.8 million parameters of 2
-# bytes: 21 MiB.
+# Each GPU is driven by its own copy of the program, a *rank*: a process, on this page a thread. The
+# model has 10.8 million parameters of 2 bytes: 21 MiB.
 # Click the largest part of the red bar and read what it is. Drag the slider to see it come.
 
 # %% stage-1
@@ -177,7 +177,7 @@ lab.self_test("?", "?", "?", "?", "?")
 #
 # | | |
 # |---|---|
-# | **rank** | one of the processes that train together; it knows its number and the world size |
+# | **rank** | one of the copies of the program that train together; it knows its number |
 # | **stage 0, 1, 2, 3** | nothing, optimizer state, also gradients, also parameters sharded |
 # | **shard** | the slice of a flat, padded buffer that one rank owns |
 # | **16 bytes a parameter** | 2 parameter, 2 gradient, 4 master, 8 optimizer |

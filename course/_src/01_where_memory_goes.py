@@ -38,9 +38,9 @@ lab.train(model="gpt-1m", micro_batch_size=8, gpu_memory="32MiB", watch=MemoryBa
 # backward; from then on that is `activation`.
 # So a run that dies in forward reports its activations as `temp`.
 #
-# Why a clean copy? A step changes a weight by about a thousandth of it. bf16 has eight bits of
-# precision: a change below 1/512 of the weight is always rounded away, and the model stops
-# learning.
+# Why a clean copy? A step of AdamW moves a weight by about the learning rate, often 0.001 or less.
+# bf16 has eight bits of precision: a change below 1/512 of the weight is always rounded away, and
+# the weight stops learning.
 
 # %% rounding
 import torch
@@ -289,6 +289,69 @@ print(
 # dividing them saves nothing here. And `gathered` at stage 3 is the layer in use, put together from
 # everybody's slices (chapter 06).
 
+# %% [markdown] bridge-heading
+# ## The same in PyTorch
+#
+# torch has relatives of three stages: `DistributedDataParallel` of stage 0, beside it
+# `ZeroRedundancyOptimizer` of stage 1, and `fully_shard`, called FSDP2, of stage 3. Two processes
+# that talk by gloo, torch's library for CPUs; fp32; and the bytes of torch's own tensors after a
+# step, beside your estimate.
+
+# %% torch-bytes
+import zerolab
+from zerolab import comm
+
+
+def torch_model(way):
+    """Return a GPT in one of torch's ways, and its optimizer."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = gpt.GPT(shape)
+    if way == "FSDP2":
+        mesh = init_device_mesh("cpu", (comm.get_world_size(),))
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters())
+    model = DistributedDataParallel(model)
+    if way == "DDP":
+        return model, torch.optim.AdamW(model.parameters())
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+
+
+def torch_bytes(way):
+    """Train one step; return the bytes a parameter that this rank holds, by kind."""
+    model, optimizer = torch_model(way)
+    tokens = torch.randint(256, (1, shape.seq_len))
+    model(tokens, tokens).backward()
+    optimizer.step()
+    params = list(model.parameters())
+    kept = getattr(optimizer, "optim", optimizer).state.values()
+    found = {
+        "param": params,
+        "grad": [param.grad for param in params],
+        "optimizer": [tensor for entry in kept for tensor in entry.values()],
+    }
+    own = {kind: [getattr(t, "_local_tensor", t) for t in found[kind]] for kind in found}
+    return {kind: sum(t.nbytes for t in tensors) / psi for kind, tensors in own.items()}
+
+
+for stage, way in ((0, "DDP"), (1, "ZeroRedundancyOptimizer"), (3, "FSDP2")):
+    ours = states.model_states(psi, 2, stage, "fp32")
+    words = "  ".join(f"{kind} {ours[kind] / psi:.2f}" for kind in ("param", "grad", "optimizer"))
+    print(f"stage {stage}, your estimate:  {words}")
+    for rank, held in enumerate(zerolab.run(torch_bytes, 2, "gloo", args=(way,), ledger=False)):
+        words = "  ".join(f"{kind} {size:.2f}" for kind, size in held.items())
+        print(f"  {way}, rank {rank}: {words} bytes a parameter")
+
+# %% [markdown] bridge-why
+# Two readings. In fp32 there is no clean copy, so the 16 bytes are 4 + 4 + 8.
+# `ZeroRedundancyOptimizer` deals out whole parameters, so its halves need not be equal (chapter 04).
+# These are the tensors that torch shows; DDP's buckets hold the gradients a second time, unless
+# `gradient_as_bucket_view=True`.
+
 # %% [markdown] deepspeed
 # ## In DeepSpeed
 #
@@ -316,13 +379,16 @@ print(
 # forget: buffers for what travels, the layer that stage 3 gathers, the allocator's cache and the
 # CUDA context. So I would measure one step before I promise a batch size.
 #
-# **Follow-ups.** With SGD? With N = 3? With twice the micro-batch? Each is one call:
+# **Follow-ups.** With SGD? With N = 3? With twice the micro-batch? Does 30B fit 8 GPUs at stage 3, as
+# an article has it? Each is one call:
 
 # %% follow-ups
 print("SGD:", states.bytes_per_param("bf16", "sgd"))
 print(f"stage 1 on 3 ranks: {states.saving_factor(1, 3):.2f} times smaller")
 twice = [estimate.activation_bytes(shape, batch) for batch in (8, 16)]
 print(f"twice the micro-batch: {twice[1] / twice[0]:.3f} times the activations")
+held = states.model_state_bytes(30 * 10**9, 8, 3)
+print(f"30B on 8 GPUs at stage 3: {held / 1e9:.0f} GB a GPU before the first activation")
 
 # %% [markdown] quiz-heading
 # ## Questions

@@ -538,15 +538,15 @@ for accum in (1, 2, 4):
 # %% [markdown] schedules-read
 # At the boundary a step moves 2 Psi, whatever G is; after every micro-step 2 G Psi. So for stages 0
 # and 1 the sentence "accumulation reduces the number of synchronisations" is true. It is often
-# said without the stages. Stages 2 and 3 have no place to let gradients pile up: they must reduce
-# in every micro-step. Chapter 05 measures that.
+# said without the stages. Stages 2 and 3 have given away the room in which whole gradients could
+# pile up, so they reduce in every micro-step. Chapter 05 measures that.
 #
 # An article writes the update as "weights minus learning rate times the mean of G gradients". That
 # is SGD; Adam does something else with the same mean. And somebody has to take it: DeepSpeed, and
 # this engine, divide the *loss* by G in `engine.backward`, once.
 #
-# DDP and DeepSpeed also have a block, `no_sync()`. Inside it gradients stay local, and the first
-# backward after it reduces the sum. Nothing divides by G for you then.
+# DDP has a block for it, `no_sync()`, and so has DeepSpeed at stages 0 and 1. Inside it gradients
+# stay local, and the first backward after it reduces the sum. Nothing divides by G for you then.
 
 # %% no-sync
 by_config = zerolab.run(one_step, ranks, args=(4,))[0]
@@ -713,6 +713,10 @@ print(f"apart by at most {max(abs(a - b) for a, b in pairs):.1e}")
 #  "zero_optimization": {"stage": 0, "overlap_comm": true, "reduce_bucket_size": 500000000},
 #  "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
 # ```
+#
+# Here the two keys of the third line decide what you have measured. DeepSpeed 0.19.8 does not read
+# them at stage 0: it begins to all-reduce when the last backward of the step is over, in pieces of
+# 5e8 elements, and overlaps nothing (`allreduce_gradients` in its `engine.py`).
 #
 # An article says that stage 0 "is not DeepSpeed's" but torch's DDP under another name. It is a
 # setting of its own: DeepSpeed buckets and all-reduces in `engine.backward`, without torch's DDP.

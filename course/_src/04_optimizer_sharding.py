@@ -377,8 +377,8 @@ broken
 # %% [markdown] broken
 # All of them. A collective has no name on the wire, so the next call of rank 1, which belongs to
 # the next step, met a gather of this one; the table shows the two that did not fit, and what the
-# others were doing. On real GPUs the same mistake is a job that stands still until a time-out many
-# minutes later, without a table.
+# others were doing. On real GPUs the same mistake is, as a rule, a job that stands still until a
+# time-out many minutes later, without a table.
 
 # %% [markdown] hunt-heading
 # ## Find the bug

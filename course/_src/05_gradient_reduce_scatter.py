@@ -54,30 +54,39 @@ lab.train(stage=1, model="gpt-10m", gpu_memory=ceiling)
 # %% [markdown] when-heading
 # ## When are gradients in memory?
 #
-# The ledger knows. Bytes of gradients in one step of stage 1, at a few moments:
+# The ledger knows, event by event: each allocation and each release is one. Here the last step of
+# stage 1 is cut into ten stretches of equally many events, and of each you see the *most* MiB of
+# gradients that were held in it. So no peak falls between two columns.
 
 
 # %% when
-def curve(run, kinds=("grad", "bucket"), points=9):
-    """Return the MiB of these kinds on rank 0 at moments of the last step, evenly spread."""
-    events = run.ranks[0].records.memory
-    held, levels, last = 0, [], []
-    for event in events:
+def highest(run, kinds=("grad", "bucket"), stretches=10):
+    """Return the most MiB of these kinds on rank 0 in each stretch of the last step."""
+    held, levels, start, phase = 0, [], 0, ""
+    for event in run.ranks[0].records.memory:
+        if event.phase == "forward" != phase:
+            start = len(levels)  # a step begins here
+        phase = event.phase
         held += event.delta if event.kind in kinds else 0
         levels.append(held)
-        if event.phase == "forward" and event.phase != (last[-1] if last else ""):
-            start = len(levels)
-        last.append(event.phase)
     step = levels[start:]
-    return [step[i * (len(step) - 1) // (points - 1)] / 2**20 for i in range(points)]
+    edges = [i * len(step) // stretches for i in range(stretches + 1)]
+    return [max(step[a:b]) / 2**20 for a, b in zip(edges, edges[1:], strict=False)]
 
 
-print("stage 1:", "  ".join(f"{level:.2f}" for level in curve(one)), "MiB from forward to the end")
+def show(run):
+    row = highest(run)
+    words = "  ".join(f"{level:5.2f}" for level in row)
+    print(f"stage {run.job.stage}: {words}   MiB, at most {max(row):.2f}")
+
+
+show(one)
+print(f"all gradients of the model: {2 * gpt.num_params(gpt.preset('gpt-10m')) / 2**20:.2f} MiB")
 
 # %% [markdown] when-why
-# They grow with backward, wait as a whole, and go when the optimizer has used them. Freed after
-# the step or after backward: the highest point would be the same. A "stage 2" that reduces when
-# backward is over saves nothing where it counts.
+# They grow with backward until all of them are there, wait as a whole, and go when the optimizer
+# has used them. Freed after the step or after backward: the highest point would be the same. A "stage
+# 2" that reduces when backward is over saves nothing where it counts.
 
 # %% [markdown] blank-heading
 # ## An empty page
@@ -168,8 +177,8 @@ from zerolab_widgets import EngineMap
 EngineMap(lab.engine_map(stage=2))
 
 # %% curves
-print("stage 1:", "  ".join(f"{level:.2f}" for level in curve(one)))
-print("stage 2:", "  ".join(f"{level:.2f}" for level in curve(run)), "MiB from forward to the end")
+for trained in (one, run):
+    show(trained)
 
 # %% [markdown] peak-heading
 # ## Your turn: predict the worst moment
@@ -203,8 +212,10 @@ for bucket_numel in (20_000, 100_000, 1_000_000):
 # %% [markdown] bucket-size
 # The smaller the buckets, the less is on its way. DeepSpeed's `reduce_bucket_size` is 5e8
 # *elements* by default, and its buffer has that length whatever the model: 1 GB in 16 bits, two of
-# them with `overlap_comm`. On a small model stage 2 then takes *more* than stage 1, and people ask
-# why (DeepSpeed issue 1302). Here a bucket is as long as what is in it.
+# them with `overlap_comm`. It is made when backward begins, while the activations are still there.
+# So people saw stage 2 peak *above* stage 1 and asked why (DeepSpeed issue 1302; DeepSpeedExamples
+# issue 336 has a maintainer's answer). In 0.19.8 stage 1 makes the same buffer. Here a bucket is as
+# long as what is in it.
 
 # %% [markdown] predict-heading
 # ## Predict, then measure
@@ -428,7 +439,8 @@ print(f"apart by at most {max(abs(a - b) for a, b in pairs):.1e}")
 #
 # Three surprises. DeepSpeed 0.19 never calls a reduce-scatter here: it all-reduces the bucket and
 # copies the owned slices out, or reduces to each owner with another option. So a profile shows
-# `all_reduce`, and a step moves 3 Psi. Older articles name a function
+# `all_reduce`, and a step of one micro-batch moves 3 Psi; with the four of this file it is 2 Psi for
+# each, and the gather. Older articles name a function
 # `create_reduce_and_remove_grad_hooks`, which at stages 1 and 2 has another name since. And one
 # article counts activation checkpointing and defragmentation into "ZeRO-2": the *release* of that
 # name brought them, the key `stage: 2` shards gradients and nothing else. Your engine can reduce in
@@ -510,6 +522,9 @@ for accum_steps in (1, 4):
         passes = sum(shown.moved().values()) / stage_runs.padded(ranks, deep=True)
         held = f"{shown.ready['grad']:>4} bytes of gradients when they are ready"
         print(f"micro-batches {accum_steps}, stage {stage}: {passes:.0f} Psi moved, {held}")
+for trained in (one, run):
+    most = f"{max(highest(trained)):.2f} MiB of gradients and buckets"
+    print(f"gpt-10m, stage {trained.job.stage}: at the worst moment of a step {most}")
 
 # %% [markdown] interview
 # ## In the interview
@@ -526,10 +541,11 @@ for accum_steps in (1, 4):
 # has been. At the worst moment there are the slices, one bucket on its way and one being filled,
 # and those with an early gradient; so the bucket size is the price, and DeepSpeed's fixed 5e8
 # elements can cost more than they save. What is saved over stage 1 is 2 (1 - 1/N) bytes a
-# parameter. Accumulation happens in the owner's slice, in each micro-step. `no_sync` cannot work.
-# In DeepSpeed the call is an all-reduce by default, 3 Psi; FSDP2 with
-# `reshard_after_forward=False` is the nearest in torch. With pipelines stage 1 is usual, since
-# there are many micro-batches.
+# parameter. Accumulation happens in the owner's slice, in each micro-step. Reducing only at the
+# boundary would bring the whole gradients back: DeepSpeed refuses `no_sync` from stage 2 on, FSDP2
+# allows it (`set_requires_gradient_sync(False)`) at that price. In DeepSpeed the call is an
+# all-reduce by default, (2 G + 1) Psi; FSDP2 with `reshard_after_forward=False` is the nearest in
+# torch. With pipelines stage 1 is usual, since there are many micro-batches.
 #
 # **Follow-ups.** "How much is saved on 8 ranks for 7B? Is it half, as people say?" "And with 8
 # micro-batches, what is moved?" "When are buckets larger than what they save?" Each is settled by

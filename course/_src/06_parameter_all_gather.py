@@ -472,6 +472,10 @@ alone
 # and does not gather; the others wait for it in an all-gather while it is in a reduce-scatter. Two
 # ranks may *hold* different things. They must not *call* different things. On real GPUs without
 # checks this is a job that hangs.
+#
+# A mixture of experts comes to the same without a bug: a rank where no token chose expert 3 does not
+# run it and, if that expert is a unit, does not gather it. So all experts of a layer must be one
+# unit, a *leaf module*: `set_z3_leaf_modules` here, and in DeepSpeed since pull request 4966.
 
 # %% [markdown] hunt-heading
 # ## Find the bug
@@ -662,9 +666,10 @@ for losses, counts in zerolab.run(ours, world_size=2, world="gloo"):
     print(losses, counts)
 
 # %% [markdown] bridge-why
-# The same losses. FSDP2 shards every parameter by its first dimension, this engine one flat buffer
-# a unit; torch's states have nearly the names of yours. By default FSDP2 does not free the root
-# after forward, because backward needs it at once: one gather less, which here is an option.
+# The same losses, to a unit of the last digit shown, since the two round in other places. FSDP2
+# shards every parameter by its first dimension, this engine one flat buffer a unit; torch's states
+# have nearly the names of yours. By default FSDP2 does not free the root after forward, because
+# backward needs it at once: one gather less, which here is an option.
 
 # %% [markdown] deepspeed
 # ## In DeepSpeed
@@ -721,8 +726,8 @@ for name, more in KEYS.items():
 # ## What it writes
 #
 # The model of this course on your stage 3. Generating text needs all ranks as well: for every
-# letter each unit is gathered once. After so few steps expect letters and spaces, in about the
-# right number.
+# letter each unit is gathered once, and a rank whose text ended early would leave the others waiting.
+# After so few steps expect letters and spaces, in about the right number.
 
 
 # %% sample
@@ -807,9 +812,10 @@ print(f"whole at most {Story.of(run.ranks[0].records).most:,} bytes: root, a blo
 # parameters. Accumulation over G micro-steps moves 3 G Psi. Freed memory must go from under
 # autograd's saved tensors: FSDP resizes the storage, DeepSpeed exchanges `param.data` and brings a
 # linear layer of its own that saves the parameter and no view of it. Weights used by two units go
-# where they live longest. A model that does not fit one GPU has to be built sharded. And when
-# somebody says that it is ten times slower, I count gathers and look whether they overlap, before I
-# talk about volume.
+# where they live longest. A model that does not fit one GPU has to be built sharded. Between nodes
+# the network is slow, so one may shard within a node and replicate across nodes: hybrid sharding,
+# HSDP in torch, and for the gathers hpZ in DeepSpeed. And when somebody says that it is ten times
+# slower, I count gathers and look whether they overlap, before I talk about volume.
 #
 # **Follow-ups.** How long do the gathers of a 65B model take at 10 Gb/s a GPU? With N = 3? What
 # does a unit twice as large change? Each is a cell:

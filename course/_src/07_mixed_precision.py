@@ -45,7 +45,8 @@ for kind in ("fp32", "bf16", "fp16"):
     print(f"{kind}: {each}, {sum(each.values())} bytes a parameter")
 
 # %% [markdown] activations-halve
-# The activations do: they are half as large in 16 bits, and so is what the ranks send each other.
+# The activations do. (The bars say *temporary*: what dies in forward has not lived to be called an
+# activation, chapter 01.) In 16 bits they are half as large, and so is what the ranks send.
 # That is what mixed precision buys, with speed on GPUs that multiply 16-bit numbers faster. (An
 # article that people prepare with lists it among the ways to shrink *model states*. You know
 # better since chapter 01.) Its price is this chapter.
@@ -673,8 +674,10 @@ for name, function in (("FSDP2", with_fsdp2), ("zerolab", with_zerolab)):
 #  "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
 # ```
 #
-# `"loss_scale": 0` means dynamic. For bf16 the block is `"bf16": {"enabled": true}`; both at once
-# are refused. In a terminal: `zerolab train --dtype fp16 --stage 2`.
+# `"loss_scale": 0` means dynamic. Say what you want of clipping: DeepSpeed 0.19.8 clips at 1.0 where
+# the key is missing (in older releases, and here, no key is no clipping). For bf16 the block is
+# `"bf16": {"enabled": true}`; both at once are refused. In a terminal: `zerolab train --dtype fp16
+# --stage 2`.
 
 # %% [markdown] interview
 # ## In the interview
