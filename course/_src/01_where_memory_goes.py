@@ -348,9 +348,9 @@ for stage, way in ((0, "DDP"), (1, "ZeroRedundancyOptimizer"), (3, "FSDP2")):
 
 # %% [markdown] bridge-why
 # Two readings. In fp32 there is no clean copy, so the 16 bytes are 4 + 4 + 8.
-# `ZeroRedundancyOptimizer` deals out whole parameters, so its halves need not be equal (chapter 04).
-# These are the tensors that torch shows; DDP's buckets hold the gradients a second time, unless
-# `gradient_as_bucket_view=True`.
+# `ZeroRedundancyOptimizer` deals out whole parameters, so its halves need not be equal (chapter
+# 04). These are the tensors that torch shows; DDP's buckets hold the gradients a second time,
+# unless `gradient_as_bucket_view=True`.
 
 # %% [markdown] deepspeed
 # ## In DeepSpeed
@@ -379,8 +379,8 @@ for stage, way in ((0, "DDP"), (1, "ZeroRedundancyOptimizer"), (3, "FSDP2")):
 # forget: buffers for what travels, the layer that stage 3 gathers, the allocator's cache and the
 # CUDA context. So I would measure one step before I promise a batch size.
 #
-# **Follow-ups.** With SGD? With N = 3? With twice the micro-batch? Does 30B fit 8 GPUs at stage 3, as
-# an article has it? Each is one call:
+# **Follow-ups.** With SGD? With N = 3? With twice the micro-batch? Does 30B fit 8 GPUs at stage 3,
+# as an article has it? Each is one call:
 
 # %% follow-ups
 print("SGD:", states.bytes_per_param("bf16", "sgd"))

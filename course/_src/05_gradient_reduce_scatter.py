@@ -58,8 +58,10 @@ lab.train(stage=1, model="gpt-10m", gpu_memory=ceiling)
 # stage 1 is cut into ten stretches of equally many events, and of each you see the *most* MiB of
 # gradients that were held in it. So no peak falls between two columns.
 
-
 # %% when
+from itertools import pairwise
+
+
 def highest(run, kinds=("grad", "bucket"), stretches=10):
     """Return the most MiB of these kinds on rank 0 in each stretch of the last step."""
     held, levels, start, phase = 0, [], 0, ""
@@ -71,7 +73,7 @@ def highest(run, kinds=("grad", "bucket"), stretches=10):
         levels.append(held)
     step = levels[start:]
     edges = [i * len(step) // stretches for i in range(stretches + 1)]
-    return [max(step[a:b]) / 2**20 for a, b in zip(edges, edges[1:], strict=False)]
+    return [max(step[a:b]) / 2**20 for a, b in pairwise(edges)]
 
 
 def show(run):
@@ -85,8 +87,8 @@ print(f"all gradients of the model: {2 * gpt.num_params(gpt.preset('gpt-10m')) /
 
 # %% [markdown] when-why
 # They grow with backward until all of them are there, wait as a whole, and go when the optimizer
-# has used them. Freed after the step or after backward: the highest point would be the same. A "stage
-# 2" that reduces when backward is over saves nothing where it counts.
+# has used them. Freed after the step or after backward: the highest point would be the same. A
+# "stage 2" that reduces when backward is over saves nothing where it counts.
 
 # %% [markdown] blank-heading
 # ## An empty page
@@ -439,12 +441,11 @@ print(f"apart by at most {max(abs(a - b) for a, b in pairs):.1e}")
 #
 # Three surprises. DeepSpeed 0.19 never calls a reduce-scatter here: it all-reduces the bucket and
 # copies the owned slices out, or reduces to each owner with another option. So a profile shows
-# `all_reduce`, and a step of one micro-batch moves 3 Psi; with the four of this file it is 2 Psi for
-# each, and the gather. Older articles name a function
-# `create_reduce_and_remove_grad_hooks`, which at stages 1 and 2 has another name since. And one
-# article counts activation checkpointing and defragmentation into "ZeRO-2": the *release* of that
-# name brought them, the key `stage: 2` shards gradients and nothing else. Your engine can reduce in
-# both ways, and counts:
+# `all_reduce`, and a step of one micro-batch moves 3 Psi; with the four of this file it is 2 Psi
+# for each, and the gather. Older articles name a function `create_reduce_and_remove_grad_hooks`,
+# which at stages 1 and 2 has another name since. And one article counts activation checkpointing
+# and defragmentation into "ZeRO-2": the *release* of that name brought them, the key `stage: 2`
+# shards gradients and nothing else. Your engine can reduce in both ways, and counts:
 
 # %% deepspeed-traffic
 for reduce_scatter in (True, False):

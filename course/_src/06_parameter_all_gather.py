@@ -473,9 +473,9 @@ alone
 # ranks may *hold* different things. They must not *call* different things. On real GPUs without
 # checks this is a job that hangs.
 #
-# A mixture of experts comes to the same without a bug: a rank where no token chose expert 3 does not
-# run it and, if that expert is a unit, does not gather it. So all experts of a layer must be one
-# unit, a *leaf module*: `set_z3_leaf_modules` here, and in DeepSpeed since pull request 4966.
+# A mixture of experts comes to the same without a bug: a rank where no token chose expert 3 does
+# not run it and, if that expert is a unit, does not gather it. So all experts of a layer must be
+# one unit, a *leaf module*: `set_z3_leaf_modules` here, and in DeepSpeed since pull request 4966.
 
 # %% [markdown] hunt-heading
 # ## Find the bug
@@ -726,8 +726,8 @@ for name, more in KEYS.items():
 # ## What it writes
 #
 # The model of this course on your stage 3. Generating text needs all ranks as well: for every
-# letter each unit is gathered once, and a rank whose text ended early would leave the others waiting.
-# After so few steps expect letters and spaces, in about the right number.
+# letter each unit is gathered once, and a rank whose text ended early would leave the others
+# waiting. After so few steps expect letters and spaces, in about the right number.
 
 
 # %% sample

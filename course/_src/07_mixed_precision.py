@@ -674,10 +674,10 @@ for name, function in (("FSDP2", with_fsdp2), ("zerolab", with_zerolab)):
 #  "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}
 # ```
 #
-# `"loss_scale": 0` means dynamic. Say what you want of clipping: DeepSpeed 0.19.8 clips at 1.0 where
-# the key is missing (in older releases, and here, no key is no clipping). For bf16 the block is
-# `"bf16": {"enabled": true}`; both at once are refused. In a terminal: `zerolab train --dtype fp16
-# --stage 2`.
+# `"loss_scale": 0` means dynamic. Say what you want of clipping: DeepSpeed 0.19.8 clips at 1.0
+# where the key is missing (in older releases, and here, no key is no clipping). For bf16 the block
+# is `"bf16": {"enabled": true}`; both at once are refused. In a terminal: `zerolab train --dtype
+# fp16 --stage 2`.
 
 # %% [markdown] interview
 # ## In the interview
